@@ -214,6 +214,22 @@ TEST_CASE("two runs in one directory do not remove what the other has committed"
   }
 }
 
+TEST_CASE("a run does not remove what another one has made of a step that it had committed") {
+  cairn::memory_store store;
+  cairn::checkpointer ckpt{store, cairn::keep_last(2), quiet};
+  cairn::checkpointer other{store, quiet};
+  small_state t;
+  for (const int step : {1, 2}) ckpt.save(t.state, step).wait();
+  other.remove(1);
+  t.fill(9);
+  other.save(t.state, 1).wait();
+  for (const int step : {3, 4}) ckpt.save(t.state, step).wait();
+  CHECK(ckpt.list() == steps{1, 3, 4});
+  small_state loaded;
+  other.load(loaded.state, 1);
+  CHECK(loaded.weights == t.weights);
+}
+
 TEST_CASE("keep_last(0) is refused") {
   try {
     cairn::checkpointer ckpt{cairn::memory_store{}, cairn::keep_last(0), quiet};

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/step_list.hpp>
 #include <cairn/model/retention_policy.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/system/algorithm.hpp>
 
 #include <algorithm>
@@ -45,18 +46,23 @@ class retention {
     base_step_ = step;
   }
   /// A save of this run is under way: its checkpoint is no stranger's, whoever lists it first.
-  void begun(std::int64_t step) {
+  void begun(save_attempt save) {
     const std::lock_guard lock(mutex_);
-    under_way_.push_back(step);
+    under_way_.push_back(save);
   }
   void ended(std::int64_t step, bool committed) {
     const std::lock_guard lock(mutex_);
-    std::erase(under_way_, step);
+    const auto is_it = [&](const save_attempt& a) { return a.step == step; };
+    const auto save = detail::find_if(under_way_, is_it);
+    const auto which = save != under_way_.end() ? std::optional<save_attempt>(*save) : std::nullopt;
+    detail::erase_if(under_way_, is_it);
     if (!committed) return;
     std::erase(line_, step);
     std::erase(verified_, step);  // another one of this number
     forget(step);
+    detail::erase_if(committed_, is_it);
     line_.push_back(step);
+    if (which) committed_.push_back(*which);
     newest_ = step;
   }
   void verified(std::int64_t step) {
@@ -100,6 +106,7 @@ class retention {
     detail::erase_if(known_, [&](const auto& k) { return !has_step(there, k.step); });
     for (auto* steps : {&line_, &reported_, &leased_, &verified_, &postponed_})
       detail::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
+    detail::erase_if(committed_, [&](const auto& a) { return !has_step(there, a.step); });
     choice chosen;
     std::vector<retained_checkpoint> line;
     for (const auto step : line_) {
@@ -112,17 +119,24 @@ class retention {
       if (reasons[i].empty() && line_[i] < newest_ && line_[i] != base_step_)
         chosen.remove.push_back(line_[i]);
     for (const auto s : there)
-      if (!has_step(line_, s) && !has_step(under_way_, s) && !has_step(reported_, s)) {
+      if (!has_step(line_, s) && !is_under_way(s) && !has_step(reported_, s)) {
         reported_.push_back(s);
         chosen.other_lines.push_back(s);
       }
     return chosen;
   }
 
+  /// Which attempt of the step this run has committed; nothing where the checkpoint was there before.
+  [[nodiscard]] std::optional<std::uint64_t> attempt_of(std::int64_t step) {
+    const std::lock_guard lock(mutex_);
+    const auto at = detail::find_if(committed_, [&](const auto& a) { return a.step == step; });
+    return at != committed_.end() ? std::optional<std::uint64_t>(at->attempt) : std::nullopt;
+  }
   /// It is gone; one of the same number that comes later is another one.
   void removed(std::int64_t step) {
     const std::lock_guard lock(mutex_);
     std::erase(line_, step);
+    detail::erase_if(committed_, [&](const auto& a) { return a.step == step; });
     forget(step);
   }
   /// True at the first call for a checkpoint that would go and is read.
@@ -140,6 +154,9 @@ class retention {
       if (k.step == step) return &k;
     return nullptr;
   }
+  [[nodiscard]] bool is_under_way(std::int64_t step) const noexcept {
+    return detail::any_of(under_way_, [&](const auto& a) { return a.step == step; });
+  }
   void forget(std::int64_t step) {
     detail::erase_if(known_, [&](const auto& k) { return k.step == step; });
     std::erase(postponed_, step);
@@ -149,7 +166,8 @@ class retention {
   const bool counts_verified_;
   std::mutex mutex_;
   std::vector<std::int64_t> line_;
-  std::vector<std::int64_t> under_way_;  ///< begun by this run and not ended
+  std::vector<save_attempt> under_way_;  ///< begun by this run and not ended
+  std::vector<save_attempt> committed_;  ///< by this run
   std::vector<std::int64_t> reported_;   ///< steps of other lines that were reported
   std::vector<std::int64_t> leased_;     ///< would go, and stay while they are read
   std::vector<std::int64_t> verified_;

@@ -111,7 +111,7 @@ class save_path {
       shared->ended(r, why, nullptr);
     });
     saves_.make_room();
-    services_->begun(report.step);
+    services_->begun({report.step, job->context.attempt});
     saves_.add_last(progress);
     const auto context = job->context;
     job->progress = progress;
@@ -333,7 +333,7 @@ class save_path {
     save.progress->set_copying(save.copy_begin,
                                image.digested() ? span_kind::copy_and_hash : span_kind::copy);
     save.progress->note([&](save_report& r) { r = cost; });
-    services_->begun(save.context.step);
+    services_->begun({save.context.step, save.context.attempt});
     saves_.begin(save.progress, image, save.sources);
     if (services_->report().wants_began()) services_->report().began(save_handle(save.progress));
   }

@@ -8,6 +8,7 @@
 #include <cairn/concepts/any_observer.hpp>
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/any_writer.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/observe/save_history.hpp>
@@ -89,9 +90,9 @@ class save_services : public std::enable_shared_from_this<save_services> {
   /// For rank 0: these were committed when this run began.
   void found_at_start(const std::vector<std::int64_t>& steps) { other_runs_.know(steps); }
   /// A save is under way; ended() is called when it ends.
-  void begun(std::int64_t step) noexcept {
+  void begun(save_attempt save) noexcept {
     try {
-      if (retains()) retention_.begun(step);
+      if (retains()) retention_.begun(save);
     } catch (...) {  // it may be told as a stranger's then
     }
   }
@@ -223,7 +224,10 @@ class save_services : public std::enable_shared_from_this<save_services> {
   }
   void remove_old(std::int64_t step) {
     try {
-      writer_.remove(step);
+      if (const auto attempt = retention_.attempt_of(step))
+        (void)writer_.remove_attempt({step, *attempt});  // where another run made it anew, that one stays
+      else
+        writer_.remove(step);
       retention_.removed(step);
     } catch (const storage_error& e) {
       if (e.id() == error_id::storage_permission) {  // a lock perhaps, of this one alone
