@@ -141,6 +141,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
       if (journal != nullptr) spans = journal->spans();
     } catch (...) {  // as above
     }
+    if (retains()) retention_.ended(report.step, false);  // it is no checkpoint of the store
     note(nullptr);
     reporter_.held(report, !held_reported_.exchange(true), spans);
   }
