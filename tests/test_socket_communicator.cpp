@@ -17,6 +17,7 @@
 #include <support/communicator_conformance.hpp>
 #include <support/link_peers.hpp>
 #include <support/process_ranks.hpp>
+#include <support/rounds.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/still_threads.hpp>
 
@@ -310,6 +311,57 @@ TEST_CASE("a rank that never comes is named, on all that came") {
       CHECK(e->fields().rank > 0);
     }
   }
+}
+
+TEST_CASE("a rank that gives up a try before it has its answer comes again, seen to have gone or not") {
+  namespace in = cairn::detail;
+  for (const bool stays : {false, true}) {
+    const auto key = cairn::link_key::random();
+    const in::socket_world_options told{.job = "test", .rank = 0, .size = 2, .plain = true};
+    in::link_address at_0, at_1;
+    auto listening = in::listen_at("127.0.0.1", 0, 1, at_0);
+    in::socket_world zero(told, key, std::move(listening), at_0);
+    listening = in::listen_at("127.0.0.1", 0, 1, at_1);
+    const auto hello =
+        in::encode(in::socket_hello{.rank = 1, .size = 2, .job = "test", .host = "here", .from = at_1});
+    const auto head =
+        in::encode(in::socket_frame{.what = in::socket_frame::kind::hello, .bytes = hello.size()});
+    std::optional<stranger> gives_up(std::in_place, at_0.port);
+    gives_up->say(text_of({head.begin(), head.end()}) + text_of(hello));
+    CHECK(gives_up->hears());
+    if (!stays) gives_up.reset();
+    auto as_rank_1 = told;
+    as_rank_1.rank = 1;
+    in::socket_world one(as_rank_1, key, std::move(listening), at_1);
+    CHECK(one.come("127.0.0.1", at_0.port, 0, ample()).came);
+    zero.gather(ample());
+    one.await_begin(ample());
+  }
+}
+
+TEST_CASE("many processes meet, reduce and leave: rank 0 has a connection to each of them") {
+  const int size = long_run() ? 128 : 24;
+  const scratch_directory place;
+  const auto path = place.path() + "/job";
+  process_ranks ranks(size);
+  await_still_threads();
+  expect_good(ranks.run([&](rank_process& me) {
+    cairn::collectives all{
+        cairn::any_communicator(socket_communicator(socket_job::in_file(path, me.rank(), size)))};
+    const auto concatenate = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+      left.insert(left.end(), right.begin(), right.end());
+      return left;
+    };
+    const std::vector<std::byte> own{static_cast<std::byte>(me.rank())};
+    const auto sum = all.tree_reduce_broadcast(own, concatenate, ample());
+    expect(sum.size() == static_cast<std::size_t>(size), "a rank is missing");
+    for (int rank = 0; rank < size; ++rank)
+      expect(sum[static_cast<std::size_t>(rank)] == static_cast<std::byte>(rank), "the order is lost");
+    all.barrier(ample());
+    // Before any leaves, which would be news.
+    me.word(0).fetch_add(1);
+    me.await(0, static_cast<std::uint32_t>(size));
+  }));
 }
 
 TEST_CASE("a connection that is cut in the middle of a message names the rank at its other end") {

@@ -99,6 +99,11 @@ class stranger {
   void say(std::string_view bytes) const {
     static_cast<void>(!::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
   }
+  /// Waits until something comes; it is not read.
+  [[nodiscard]] bool hears() const {
+    pollfd one{socket_.get(), POLLIN, 0};
+    return ::poll(&one, 1, 240'000) == 1;
+  }
   /// What comes until the other end closes, which it does within minutes.
   [[nodiscard]] std::string hear_all() const {
     std::string all;

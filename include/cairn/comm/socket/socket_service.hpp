@@ -46,7 +46,8 @@ struct socket_peer {
   std::shared_ptr<socket_connection> out;  ///< the one connection over which this rank sends to it
   std::shared_ptr<socket_connection> in;   ///< the one over which it sends to this rank, once it has
   int open = 0;                            ///< connections to it
-  bool came = false;                       ///< it was admitted; of rank 0's peers
+  bool admitted = false;                   ///< of rank 0's peers: its hello was good
+  bool came = false;                       ///< and it has said that it has its answer
   bool paused = false;                     ///< its messages are not read until some were received
   bool gone = false;
   bool left = false;  ///< gone in peace
@@ -106,7 +107,8 @@ class socket_service {
   std::exception_ptr failure;  ///< of given_up
   std::string waiting_for;     ///< what rank 0 has told of those that have not come
   int first_missing = -1;
-  std::string last_refused;  ///< the last rank that was not admitted, for people
+  int peers_came = 0;        ///< of rank 0
+  std::string last_refused;  ///< the last rank that was not admitted, or gave up, for people
 
   /// Outlives the service: whether each rank is gone.
   struct gone_flags;
@@ -125,7 +127,9 @@ class socket_service {
   void accept_some();
   bool take(const connection_ptr& from, received_frame&& frame, std::vector<posting>& after, bool& good,
             bool& left);
-  [[nodiscard]] socket_answer admit(const connection_ptr& from, const socket_hello& hello);
+  [[nodiscard]] socket_answer admit(const connection_ptr& from, const socket_hello& hello,
+                                    connection_ptr& replaced);
+  void let_come_again(socket_peer& p) noexcept;
   void attach(const connection_ptr& c, int rank, bool star);
   void forget(const connection_ptr& c) noexcept;
   void mark_gone(int rank, bool left, std::string why);

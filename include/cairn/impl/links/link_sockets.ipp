@@ -114,7 +114,7 @@ CAIRN_BODY owned<unforked_file> listen_at(const std::string& address, std::uint1
       ::setsockopt(made->get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
       if (address.empty() && !only_ipv4)
         ::setsockopt(made->get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      if (::bind(made->get(), at.get(), at.size) != 0 || ::listen(made->get(), 128) != 0) {
+      if (::bind(made->get(), at.get(), at.size) != 0 || ::listen(made->get(), SOMAXCONN) != 0) {
         why = errno;
         if (why == EADDRINUSE) continue;
         break;

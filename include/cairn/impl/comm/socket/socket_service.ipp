@@ -303,18 +303,22 @@ CAIRN_BODY void socket_service::go_on(std::uint64_t id, bool by_caller) {
 CAIRN_BODY bool socket_service::take(const connection_ptr& from, received_frame&& frame,
                                      std::vector<posting>& after, bool& good, bool& left) {
   using kind = socket_frame::kind;
+  connection_ptr replaced;  // after the lock
   std::unique_lock lock(mutex);
   if (from->peer < 0) {
     const auto said = frame.head.what == kind::hello ? decode_socket_hello(frame.body) : std::nullopt;
     if (!said) return good = false;
-    const auto answer = admit(from, *said);
+    const auto answer = admit(from, *said, replaced);
     lock.unlock();
     from->post({.what = kind::answer}, encode(answer));
     if (answer.what != socket_answer::status::welcome) return good = false;
-    lock.lock();
+    return false;  // what follows may be longer than a hello
+  }
+  if (options.rank == 0 && from->star && !peer(from->peer).came && frame.head.what != kind::goodbye) {
+    peer(from->peer).came = true;
+    ++peers_came;
     begin_if_all_came(after);
     changed.notify();
-    return false;  // what follows may be longer than a hello
   }
   const bool of_rank_0 = from->peer == 0 && from->star;
   switch (frame.head.what) {
@@ -370,9 +374,21 @@ CAIRN_BODY bool socket_service::take(const connection_ptr& from, received_frame&
 }
 
 /// @pre the mutex is locked
-CAIRN_BODY socket_answer socket_service::admit(const connection_ptr& from, const socket_hello& hello) {
+CAIRN_BODY socket_answer socket_service::admit(const connection_ptr& from, const socket_hello& hello,
+                                               connection_ptr& replaced) {
   using status = socket_answer::status;
   socket_answer answer{.size = options.size, .text = options.job};
+  if (options.rank == 0 && at == phase::gathering && hello.rank > 0 && hello.rank < options.size) {
+    // The same process tries again before it is seen here that it gave up its last try.
+    auto& p = peer(hello.rank);
+    if (p.admitted && !p.came && p.place.from.link == hello.from.link) {
+      replaced = p.out;
+      if (replaced != nullptr) forget(replaced);
+      p.open = 0;
+      p.out.reset();
+      let_come_again(p);
+    }
+  }
   if (hello.job != options.job) {
     answer.what = status::other_job;
   } else if (hello.size != options.size) {
@@ -381,7 +397,7 @@ CAIRN_BODY socket_answer socket_service::admit(const connection_ptr& from, const
     answer.what = status::no_such_rank;
   } else if (hello.listener != own.link && (hello.listener != 0 || options.rank != 0)) {
     answer.what = status::other_listener;
-  } else if (hello.rank == options.rank || (options.rank == 0 && peer(hello.rank).came)) {
+  } else if (hello.rank == options.rank || (options.rank == 0 && peer(hello.rank).admitted)) {
     answer.what = status::taken;
     answer.text = who(hello.rank);
   } else if (at == phase::given_up || ending_.load(std::memory_order_relaxed) || peer(hello.rank).gone) {
@@ -389,7 +405,7 @@ CAIRN_BODY socket_answer socket_service::admit(const connection_ptr& from, const
   } else {
     auto& p = peer(hello.rank);
     if (options.rank == 0) {
-      p.came = true;
+      p.admitted = true;
       p.place = {hello.host, hello.from};
       auto& hosts = p.place.from.hosts;
       hosts.erase(std::remove(hosts.begin(), hosts.end(), from->where()), hosts.end());
@@ -403,6 +419,12 @@ CAIRN_BODY socket_answer socket_service::admit(const connection_ptr& from, const
     last_refused = "rank " + std::to_string(hello.rank) + " of " + std::to_string(hello.size) + " on " +
                    hello.host + " (" + from->where() + ") of job '" + hello.job + "' was not admitted";
   return answer;
+}
+
+/// @pre the mutex is locked
+CAIRN_BODY void socket_service::let_come_again(socket_peer& p) noexcept {
+  if (std::exchange(p.came, false)) --peers_came;
+  p.admitted = false;
 }
 
 /// @pre the mutex is locked
@@ -428,8 +450,9 @@ CAIRN_BODY void socket_service::add(const connection_ptr& made, int rank, bool s
 
 CAIRN_BODY void socket_service::begin_if_all_came(std::vector<posting>& after) {
   if (options.rank != 0 || at != phase::gathering) return;
+  if (peers_came + 1 < options.size) return;
   for (int rank = 1; rank < options.size; ++rank)
-    if (!peer(rank).came || peer(rank).gone) return;
+    if (peer(rank).gone) return;
   std::vector<socket_place> places;
   places.reserve(peers.size());
   for (const auto& each : peers) places.push_back(each.place);
@@ -499,9 +522,11 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std:
   if (p.out == ended) p.out.reset();
   if (p.in == ended) p.in.reset();
   if (ending_.load(std::memory_order_relaxed)) return;
-  if (left && options.rank == 0 && at == phase::gathering) {
-    // It gave up to wait. It may come again.
-    p.came = false;
+  if ((left || !p.came) && options.rank == 0 && at == phase::gathering) {
+    // It gave up to wait, for the others or for its answer. It may come again.
+    last_refused =
+        who(rank) + (left ? " gave up to wait" : " closed its connection before it had its answer");
+    let_come_again(p);
     changed.notify();
     return;
   }

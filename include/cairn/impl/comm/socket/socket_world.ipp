@@ -235,6 +235,10 @@ CAIRN_BODY socket_world::trial socket_world::come(const std::string& host, std::
     in_->peer(0).place.from.hosts = {host};
   }
   in_->add(made.connection, 0, true);
+  // Rank 0 takes a connection that ends before this for a try that was given up.
+  const std::lock_guard lock(made.connection->mutex);
+  made.connection->post({.what = socket_frame::kind::heartbeat}, {});
+  in_->arm(*made.connection);
   return {true, false, {}};
 }
 
