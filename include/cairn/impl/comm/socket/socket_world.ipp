@@ -308,12 +308,16 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, 
   return nullptr;
 }
 
+/// After so many tries without an answer a rank may count as lost: one alone may have failed because this host, and not
+/// the other, stood still.
+inline constexpr int tries_before_lost = 2;
+
 /// A connection to a rank that has none yet.
 CAIRN_BODY std::shared_ptr<socket_connection> socket_world::connect(int to, deadline until) {
   auto& in = *in_;
   backoff pause(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
   const auto silence = deadline::in(in.options.lost_after);
-  for (;;) {
+  for (int failed = 0;;) {
     bool reached = false, gone = false;
     std::string found;
     if (auto made = try_connect(to, until, reached, found)) return made;
@@ -322,7 +326,8 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::connect(int to, dead
       gone = in.peer(to).gone;
     }
     if (gone) fail_lost(to);
-    if (silence.passed() && !reached)
+    failed = reached ? 0 : failed + 1;
+    if (silence.passed() && failed >= tries_before_lost)
       in.lose(to, " cannot be reached: " + found);
     else if (!pause.wait(until))
       fail_late(to, "a rank did not answer by the deadline");
@@ -410,7 +415,7 @@ CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until
   held_connection own(in);
   const auto silence = deadline::in(in.options.lost_after);
   auto next_look = deadline::in(std::chrono::seconds(1));
-  for (;;) {
+  for (int failed = 0;;) {
     const auto seen = in.changed.current();
     bool lost = false, alone = false;
     auto next = until;
@@ -446,7 +451,8 @@ CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until
         std::string found;
         const auto limit = until.earlier(deadline::in(std::chrono::seconds(2)));
         const bool here = try_connect(from, limit, reached, found) != nullptr;
-        if (!here && !reached && silence.passed()) in.lose(from, " cannot be reached: " + found);
+        failed = here || reached ? 0 : failed + 1;
+        if (silence.passed() && failed >= tries_before_lost) in.lose(from, " cannot be reached: " + found);
         next_look = deadline::in(std::chrono::seconds(1));
         continue;
       }
