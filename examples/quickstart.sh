@@ -4,9 +4,10 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Trains a small GPT on 4 ranks, each a process, kills them in the middle of a save, resumes on 2 ranks, kills these, too, resumes
-on 1, evaluates the result, and shows that not one bit was lost. Each rank has a process beside it that writes its part of each
-checkpoint while training goes on; a kill of the ranks does not stop it. Installs the packages that are missing (as root or with sudo), builds three programs in
+Trains a small GPT on 4 ranks of 2 hosts, which this machine plays, and holds every step in the memory of each host. Kills a
+host with its memory in the middle of a save, resumes on 2 ranks, kills these, too, resumes on 1, evaluates the result, and
+shows that not one bit was lost, and of the steps that were done at most one. Each rank has a process beside it that writes its part
+of every tenth checkpoint while training goes on; a kill of the ranks does not stop it. Installs the packages that are missing (as root or with sudo), builds three programs in
 build/quickstart, and writes to a directory of its own. Runs on Debian 12 or a later Debian or Ubuntu; about a minute or two
 on 2 cores once the packages are there. Can be run again.
 
@@ -63,8 +64,8 @@ mkdir -p "$build" || die "cannot write in $root; choose a clone that this user m
 say "packages"
 install_log=$build/apt.log
 . "$root/tests/support/install.sh"
-packages=(g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev libcli11-dev libboost-dev)
-[ "$store" = files ] || packages+=(libcurl4-openssl-dev libssl-dev libexpat1-dev)
+packages=(g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev libcli11-dev libboost-dev libssl-dev)
+[ "$store" = files ] || packages+=(libcurl4-openssl-dev libexpat1-dev)
 install_missing "${packages[@]}"
 
 say "build train_gpt, evaluate, inspect and verify in build/quickstart (the first time: a minute or two)"
@@ -107,20 +108,34 @@ else
 fi
 : >"$directory/.cairn-quickstart" || die "cannot write in $directory; name another with --dir DIR."
 
+# The memory of the hosts: a tmpfs, or a directory of a disk where there is no room.
+if [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | tail -n 1)" -gt 400000 ]; then
+  memory=$(mktemp -d /dev/shm/cairn-quickstart.XXXXXX) || die "cannot make a directory in /dev/shm."
+else
+  memory=$directory/memory
+  rm -rf "$memory" && mkdir -m 700 "$memory"
+fi
+server=
+finish() {
+  rm -rf "$memory"
+  [ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null || true
+}
+trap finish EXIT
+
 # --- Training --------------------------------------------------------------------------------------------------------------
 
-steps=60 every=10 kill4=20 kill2=50 width=160
+# Each tenth save of a run goes to the store: of the second one, which goes on at step 25, that of step 55, too.
+steps=60 every=10 kill4=26 kill2=55 width=160
 reference=$directory/reference checkpoints=$directory/checkpoints
 if [ "$store" = s3 ]; then
   say "start an S3 server on this machine"
-  steps=24 every=4 kill4=8 kill2=20 width=64
+  steps=24 every=4 kill4=7 kill2=18 width=64
   export AWS_ACCESS_KEY_ID=quickstart AWS_SECRET_ACCESS_KEY=quickstart-of-this-machine-alone
   export no_proxy=127.0.0.1 NO_PROXY=127.0.0.1
   unset AWS_SESSION_TOKEN AWS_PROFILE AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3
   "$build/s3_server" --bucket=quickstart --region=us-east-1 --access-key="$AWS_ACCESS_KEY_ID" \
     --secret-key="$AWS_SECRET_ACCESS_KEY" --port-file="$directory/port.log" >"$directory/server.log" 2>&1 &
   server=$!
-  trap 'kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true' EXIT
   for ((tries = 0; tries < 300; tries++)); do
     [ ! -s "$directory/port.log" ] || break
     kill -0 "$server" 2>/dev/null || die "the S3 server does not start; see $directory/server.log."
@@ -130,7 +145,9 @@ if [ "$store" = s3 ]; then
   reference="s3://quickstart/reference$where" checkpoints="s3://quickstart/gpt/checkpoints$where"
   echo "  $checkpoints"
 fi
-settings=(--steps "$steps" --every "$every" --width "$width" --mode overlapped-process --keep 0)
+settings=(--steps "$steps" --width "$width" --mode overlapped-process --keep 0)
+# Every step is held in memory of its host, and copied to that of another one; each tenth goes on to the store.
+hosts=(--every 1 --tier "$memory" --hosts 2 --partner-copies 1 --persist "$every")
 if [ ! -d /usr/share/common-licenses ]; then
   settings+=(--text "$root/LICENSE" "$root/docs")
 fi
@@ -143,7 +160,7 @@ train() {
   status=0
   { "$programs/train_gpt" "${settings[@]}" --losses "$directory/$name.losses" "$@" 2>&1 || status=$?
     echo "$status" >"$directory/$name.status.log"
-  } 2>/dev/null | tee "$directory/$name.log" | grep --line-buffered -vE '^step +[0-9]*[1-9]  loss' | sed -u 's/^/  /' || true
+  } 2>/dev/null | tee "$directory/$name.log" | grep --line-buffered -vE '^(step|save) +[0-9]*[1-9]  (loss|stalled)' | sed -u 's/^/  /' || true
   status=$(cat "$directory/$name.status.log")
   rm -f "$directory/$name.status.log"
 }
@@ -159,18 +176,7 @@ killed_in_save() {
   [ "$status" -eq 137 ] || die "train_gpt was to be killed (status 137) and ended with $status; see $directory/$name.log."
   [ "$(tail -n 1 "$directory/$name.losses" | cut -d ' ' -f 1)" = "$last" ] ||
     die "training did not end after step $last; see $directory/$name.log."
-  echo "  All $ranks ranks ended with SIGKILL, when $last steps were done."
-}
-# settled STEP: waits until nobody writes in the directory of this step any more; a bucket shows nothing unfinished
-settled() {
-  [ "$store" = files ] || return 0
-  local save_directory tries
-  save_directory=$directory/checkpoints/step-$(printf %08d "$1")
-  for ((tries = 0; tries < 2400; tries++)); do
-    [ -n "$(find "$save_directory" -name '*.part' 2>/dev/null)" ] || return 0
-    sleep 0.1
-  done
-  die "$save_directory still has unfinished files after four minutes."
+  echo "  $ranks ranks ended with SIGKILL, when $last steps were done."
 }
 # exists STEP: whether there is a checkpoint of this step; shows those that exist
 exists() {
@@ -191,21 +197,24 @@ resumed_from() {  # resumed_from NAME STEP: the last train must have resumed fro
     die "the run did not resume from step $2; see $directory/$1.log."
 }
 
-say "1. the reference: $steps steps on 4 ranks without interruption"
-train reference --ranks 4 --store "$reference"
+say "1. the reference: $steps steps on 4 ranks without interruption, with a checkpoint every $every steps"
+train reference --ranks 4 --store "$reference" --every "$every"
 trained reference
 
-say "2. the same again on 4 ranks, killed with SIGKILL while the save of step $kill4 is still being copied"
-train killed4 --ranks 4 --store "$checkpoints" --kill-before-release "$kill4"
-killed_in_save killed4 4 "$kill4" "$kill4"
-committed $((kill4 - every))  # by processes that live on, as in step 3
-settled "$kill4"
-echo "  The processes that wrote it have given it up: what is not released never becomes a checkpoint. Those that exist:"
+say "2. the same on 4 ranks of 2 hosts, with every step held in memory; host 1 is killed while the save of step $kill4 is still being copied"
+train killed4 --ranks 4 --store "$checkpoints" "${hosts[@]}" --kill-before-release "$kill4" --kill-host 1
+killed_in_save killed4 2 "$kill4" "$kill4"
+rm -r "$memory/host-1"
+echo "  The memory of host 1 is gone with it. The checkpoints in the store, and what host 0 holds:"
 ! exists "$kill4" || die "there is a checkpoint of step $kill4, which was killed before its release."
+"$programs/inspect" "$memory/host-0" | sed 's/^/    /' || true
 
-say "3. resume on 2 ranks, and kill these when the save of step $kill2 is released and training has gone on, before it is committed"
-train killed2 --ranks 2 --store "$checkpoints" --kill-after-release "$kill2"
-resumed_from killed2 $((kill4 - every))
+say "3. resume on 2 ranks, of host 0 and of a new one, and kill these when the save of step $kill2 is released and training has gone on, before it is committed"
+train killed2 --ranks 2 --store "$checkpoints" "${hosts[@]}" --kill-after-release "$kill2"
+resumed_from killed2 $((kill4 - 1))
+grep -q "of ranks 2, 3, which were lost, were rebuilt" "$directory/killed2.log" ||
+  die "the images of the lost host were not rebuilt from memory of the other; see $directory/killed2.log."
+echo "  Lost with host 1: step $kill4, in whose save it died, and nothing before it."
 grep -q "^save *$kill2  stalled" "$directory/killed2.log" ||
   die "the save of step $kill2 was not released before the kill; see $directory/killed2.log."
 killed_in_save killed2 2 "$kill2" $((kill2 + 1))
@@ -216,8 +225,8 @@ else
   committed "$kill2"
 fi
 
-say "4. resume on 1 rank, to the end"
-train resumed --ranks 1 --store "$checkpoints"
+say "4. resume on 1 rank elsewhere, which has the store alone, to the end"
+train resumed --ranks 1 --store "$checkpoints" --every "$every"
 trained resumed
 resumed_from resumed "$kill2"
 echo "  The checkpoints:"
@@ -244,7 +253,7 @@ same() {  # same WHAT FILE FIRST LAST: the losses of these steps in FILE are tho
   echo "  losses of steps $3 to $4, the $1: equal"
 }
 same "run on 4 ranks that was killed" killed4 1 "$kill4"
-same "run on 2 ranks that was killed" killed2 $((kill4 - every + 1)) $((kill2 + 1))
+same "run on 2 ranks that was killed" killed2 "$kill4" $((kill2 + 1))
 same "run on 1 rank that ended it" resumed $((kill2 + 1)) "$steps"
 expected=$(held_out "$directory/reference.log")
 for name in resumed evaluate; do
@@ -261,10 +270,10 @@ echo "  held-out loss $expected of the reference on 4 ranks, the resumed run on 
 sed 's/^/  /' "$directory/verify.log"
 
 say "summary"
-printf '  the stall of each save (overlapped, written by processes of their own), in milliseconds:\n'
+printf '  the stalls of saves (overlapped, written by processes of their own), in milliseconds:\n'
 for name in reference killed4 killed2 resumed; do
-  printf '    %-10s' "$name"
-  sed -nE 's/^save +([0-9]+)  stalled training for ([0-9.]+) ms.*/ step \1: \2/p' "$directory/$name.log" | paste -sd, -
+  sed -nE 's/^save +[0-9]+  stalled training for ([0-9.]+) ms.*/\1/p' "$directory/$name.log" | sort -g |
+    awk -v name="$name" '{ all[NR] = $1 } END { printf "    %-10s %2d saves, median %.2f, largest %.2f\n", name, NR, all[int((NR + 1) / 2)], all[NR] }'
 done
 largest=$(sed -nE 's/^save +[0-9]+  stalled training for ([0-9.]+) ms.*/\1/p' "$directory"/*.log | sort -g | tail -n 1)
 each=$(sed -nE 's/^step +[0-9]+  loss +[0-9.]+ +([0-9.]+) ms/\1/p' "$directory/reference.log" | sort -g |
@@ -280,4 +289,4 @@ else
 fi
 echo "  time             $(($(date +%s) - start)) s"
 echo
-echo "Killed on 4 ranks in the middle of a save, killed again on 2, which did not cost the checkpoint, ended on 1: every loss is that of the uninterrupted run, bit for bit."
+echo "A host killed with its memory in the middle of a save, which cost 1 step, 2 ranks killed again, which cost no checkpoint, ended on 1: every loss is that of the uninterrupted run, bit for bit."

@@ -69,8 +69,9 @@ struct gpu {
   using state_type = gpt::device::run_state;
   using checkpointer_type = stream_checkpointer;
 
-  static std::string refuses(gpt::save_mode mode) {
-    return mode == gpt::save_mode::direct ? "direct writes from memory that the CPU can read" : "";
+  static std::string refuses(const gpt::run_options& options) {
+    if (!options.tier.directory.empty()) return "what copies from a GPU has no tier yet: leave --tier out";
+    return options.mode == gpt::save_mode::direct ? "direct writes from memory that the CPU can read" : "";
   }
   static checkpointer_type make_checkpointer(const gpt::run_options& options, gpt::store_type store,
                                              gpt::any_communicator ranks, const trainer_type& run) {

@@ -15,8 +15,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -47,6 +50,9 @@ class kill_switch {
   kill_switch(std::uint64_t step, pid_t rank)
       : step_(step), moment_(kill_moment::after_release), writer_is_process_(true), rank_(rank) {}
 
+  /// Ends the ranks of one host alone, with the processes that write for them. `mine`: whether this rank is there.
+  void only_host(bool mine) { of_host_ = mine; }
+
   std::uint64_t step() const { return step_; }
   kill_moment moment() const { return moment_; }
 
@@ -73,7 +79,7 @@ class kill_switch {
     throw std::runtime_error("not all ranks reached the point where this run was to be killed");
   }
 
-  /// Collective, when the moment has come: does not return.
+  /// Collective, when the moment has come: does not return, but on hosts that live on.
   /// @throws std::runtime_error if this rank's writer does not come to its end in a minute, and what the
   /// group throws
   void kill(group& others) {
@@ -83,14 +89,24 @@ class kill_switch {
         throw std::runtime_error("the writer did not reach the point where this run was to be killed");
     }
     others.barrier();  // behind it all ranks are at that point
+    if (of_host_ == false) return;
+    if (of_host_) kill_children();
     std::raise(SIGKILL);
   }
 
  private:
+  static void kill_children() {
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::ifstream list(thread.path() / "children");
+      for (pid_t child = 0; list >> child;) ::kill(child, SIGKILL);
+    }
+  }
+
   const std::uint64_t step_;
   const kill_moment moment_;
   const bool writer_is_process_;
-  const pid_t rank_ = 0;  ///< 0: this process is the rank
+  const pid_t rank_ = 0;         ///< 0: this process is the rank
+  std::optional<bool> of_host_;  ///< nothing: all hosts are ended
   std::mutex mutex_;
   std::condition_variable changed_;
   bool written_ = false;

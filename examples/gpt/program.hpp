@@ -48,6 +48,23 @@ inline bool overlaps(save_mode mode) {
   return mode == save_mode::overlapped_thread || mode == save_mode::overlapped_process;
 }
 
+/// Where saves are held beside the store.
+struct tier_settings {
+  std::string directory;      ///< empty: nowhere
+  std::uint64_t persist = 1;  ///< each so many-th save goes on to the store
+  int partner_copies = 0;     ///< ranks keep copies of each so many-th save of their partners; 0: of none
+  int hosts = 0;              ///< that the ranks of this machine play; 0: it is one
+  int killed_host = -1;       ///< where one of them is to be killed
+
+  /// The host of a rank, by its name; empty where this machine is one.
+  std::string host_of(int rank, int ranks) const {
+    return hosts == 0 ? "" : "host-" + std::to_string(rank * hosts / ranks);
+  }
+  std::string directory_of(int rank, int ranks) const {
+    return hosts == 0 ? directory : directory + "/" + host_of(rank, ranks);
+  }
+};
+
 struct run_options {
   std::uint64_t steps = 100;
   std::size_t ranks = 4;
@@ -58,6 +75,7 @@ struct run_options {
   std::string checkpoints = "checkpoints";
   std::vector<std::string> text;
   save_mode mode = save_mode::overlapped_process;
+  tier_settings tier;
   std::size_t keep = 3;
   double hours_between_failures = 0;
   std::string losses;
@@ -175,6 +193,10 @@ std::uint64_t train(const run_options& options, group& others, typename Platform
       kill->kill(others);
     }
     if (step % options.every == 0 || step == options.steps) {
+      // What a lost host costs depends on the save before: that it is redundant, as it mostly is by then.
+      if (kill && step == kill->step() && options.tier.killed_host >= 0 &&
+          !last.wait_redundant(std::chrono::seconds(options.timeout)))
+        throw std::runtime_error("the save before that in which to be killed did not become redundant");
       state.collect(step);
       checkpointer.annotate({{"loss", loss}});
       save_stall =
@@ -224,6 +246,10 @@ int run_rank(const run_options& options, std::size_t rank,
           std::max(options.kill_before_release, options.kill_after_release),
           options.kill_before_release != 0 ? kill_moment::before_release : kill_moment::after_release,
           writes_in_process(options.mode));
+    const tier_settings& tier = options.tier;
+    if (tier.killed_host >= 0)
+      kill->only_host(tier.host_of(static_cast<int>(rank), static_cast<int>(others.size())) ==
+                      "host-" + std::to_string(tier.killed_host));
     auto checkpointer = Platform::make_checkpointer(
         options, store_type(tools::open_store(options.checkpoints), kill), connect("saving"), run);
     std::uint64_t step = 0;
@@ -365,6 +391,23 @@ int train_main(int argc, char** argv) {
                  "(a thread writes from training memory while it does)")
       ->transform(CLI::Validator(mode_of, "", "mode"))
       ->option_text("sync|thread|process|overlapped-thread|overlapped-process|direct=overlapped-process");
+  app.add_option(
+         "--tier", options.tier.directory,
+         "hold each save in this directory of a tmpfs, memory that outlives the processes, or of a disk of\n"
+         "this host; needs an overlapped --mode. What is held is gone on from, if it is newer than the store")
+      ->option_text("DIRECTORY");
+  app.add_option("--persist", options.tier.persist, "with --tier: each so many-th save goes on to the store")
+      ->check(between(1, 1000000000));
+  app.add_option(
+         "--partner-copies", options.tier.partner_copies,
+         "with --tier: ranks keep copies of each so many-th save of ranks of other hosts, so that one host\n"
+         "may be lost; 0: of none")
+      ->check(between(0, 1000000000));
+  app.add_option(
+         "--hosts", options.tier.hosts,
+         "with --tier: the ranks that this program starts play so many hosts, each with a tier of its own\n"
+         "in DIRECTORY, which exists; 0: this host is one")
+      ->check(between(0, 1024));
   app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
   app.add_option("--failures-every", options.hours_between_failures,
                  "hours between failures of the job: each save then suggests how often to save; 0: not known")
@@ -380,6 +423,10 @@ int train_main(int argc, char** argv) {
       "--kill-after-release", options.kill_after_release,
       "end all ranks with SIGKILL in the save of this step: after training went on, before the checkpoint\n"
       "exists; 0: never. Processes that write for them live on, and commit it");
+  app.add_option(
+      "--kill-host", options.tier.killed_host,
+      "with --kill-before-release and --hosts: end the ranks of this host alone, the first of which is 0,\n"
+      "with the processes that write for them, once the save before is redundant");
   // What the launcher says to the processes that it starts; not for users.
   app.add_option("--rank", options.started.rank)->group("");
   app.add_option("--job", options.started.job)->group("");
@@ -403,8 +450,17 @@ int train_main(int argc, char** argv) {
     check_kill("--kill-after-release", options.kill_after_release,
                options.mode != save_mode::synchronous && options.mode != save_mode::direct,
                "needs a --mode that copies");
-    if (const std::string why = Platform::refuses(options.mode); !why.empty())
+    if (const std::string why = Platform::refuses(options); !why.empty())
       throw CLI::ValidationError("--mode", why);
+    const tier_settings& tier = options.tier;
+    if (!tier.directory.empty() && !overlaps(options.mode))
+      throw CLI::ValidationError("--tier", "needs an overlapped --mode");
+    if (tier.directory.empty() && (tier.partner_copies != 0 || tier.hosts != 0))
+      throw CLI::ValidationError("--tier", "is needed by --partner-copies and --hosts");
+    if (tier.killed_host >= 0 &&
+        (tier.killed_host >= tier.hosts || options.kill_before_release == 0 || tier.partner_copies == 0))
+      throw CLI::ValidationError(
+          "--kill-host", "needs --kill-before-release, --partner-copies and --hosts, which is greater");
     if (options.kill_before_release != 0 && options.kill_after_release != 0)
       throw CLI::ValidationError("--kill-before-release", "a run can be killed once only");
   } catch (const CLI::ParseError& error) {
