@@ -979,7 +979,7 @@ TEST_CASE("a limit of copying holds while training goes on, and ends where train
 TEST_CASE("a limit of writing holds for each thread_executor") {
   cairn::memory_store store;
   layers t;
-  SUBCASE("for staged images it is never lifted") {
+  SUBCASE("for staged images it is not lifted while training goes on") {
     const auto clock = std::make_shared<counting_clock>();
     cairn::thread_executor executor{{.thread = {.nice = 1}, .bytes_per_second = 500'000, .clock = clock}};
     cairn::checkpointer ckpt{store, std::move(executor), quiet};
@@ -990,6 +990,20 @@ TEST_CASE("a limit of writing holds for each thread_executor") {
     got.update(3);
     ckpt.load(got.state, 1);
     CHECK(got.equals(t));
+  }
+  SUBCASE("when training has ended, nobody waits for it") {
+    const auto clock = std::make_shared<stopped_clock>();
+    const auto executor = [&] { return cairn::thread_executor{{.bytes_per_second = 1, .clock = clock}}; };
+    {
+      cairn::checkpointer ckpt{store, executor(), quiet};
+      static_cast<void>(ckpt.save(t.state, 1));
+      ckpt.close();
+    }
+    {
+      cairn::checkpointer ckpt{store, executor(), quiet};
+      static_cast<void>(ckpt.save(t.state, 2));
+    }
+    CHECK(cairn::checkpointer{store, quiet}.list() == std::vector<std::int64_t>{1, 2});
   }
   SUBCASE("where nothing is staged, training does not wait for it") {
     const auto clock = std::make_shared<stopped_clock>();

@@ -693,12 +693,15 @@ TEST_CASE("a worker sees the end of its trainer whatever children that left, and
       ::kill(run.process, SIGKILL);
     }
     const int status = exit_status_of(run.process);
-    if (!each.line.empty()) scripted_store::let_go(scratch.path());
     CHECK((each.end == "closed" ? WIFEXITED(status) && WEXITSTATUS(status) == 0 : WIFSIGNALED(status)));
-    CHECK(ends(run.worker));
-    // A reader of the run's output gets its end.
+    // A reader of the run's output gets its end, also while its worker still writes.
     pollfd one{stderr_of_run.get(), 0, 0};
     CHECK(::poll(&one, 1, 60'000) == 1);
+    if (!each.line.empty()) {
+      CHECK(::kill(run.worker, 0) == 0);
+      scripted_store::let_go(scratch.path());
+    }
+    CHECK(ends(run.worker));
     for (const auto child : left) {
       CHECK(::kill(child, 0) == 0);
       ::kill(child, SIGKILL);
@@ -707,6 +710,37 @@ TEST_CASE("a worker sees the end of its trainer whatever children that left, and
       CHECK(file.path().extension() != ".part");
     CHECK(newest(scratch.path() + "/store") == each.newest);
   }
+}
+
+TEST_CASE("when training has ended, its worker writes without a limit" * not_threaded) {
+  const scratch_directory scratch;
+  SUBCASE("by close()") {
+    trained run;
+    auto ckpt = make_limited(scratch.path() + "/store");
+    run.update(1);
+    const auto save = ckpt.save(run.state, 1);
+    ckpt.before_update();
+    CHECK_FALSE(save.written());
+    ckpt.close();
+    CHECK(save.committed());
+  }
+  SUBCASE("by the death of the trainer") {
+    const auto run = start_trainer(scratch.path(), "", "", "--limited-trainer");
+    ::kill(run.process, SIGKILL);
+    static_cast<void>(exit_status_of(run.process));
+    CHECK(ends(run.worker));
+  }
+  CHECK(newest(scratch.path() + "/store") == 1);
+}
+
+TEST_CASE("signals that come while a worker is started do not end it" * not_threaded) {
+  const scratch_directory scratch;
+  ::setenv("CAIRN_TEST_SIGNALS_TO_WORKERS", "1", 1);
+  trained run;
+  auto ckpt = make(scratch.path(), cairn::process_executor{});
+  const auto save = ckpt.save(run.state, 1);
+  CHECK_NOTHROW(save.wait());
+  ::unsetenv("CAIRN_TEST_SIGNALS_TO_WORKERS");
 }
 
 TEST_CASE("training goes on only when its worker has the save, but not for ever") {
@@ -1438,7 +1472,10 @@ void cairn_test_before_main(int argc, char** argv) {
     }
     std::_Exit(1);
   }
+  if (role == cairn::detail::worker_argument && std::getenv("CAIRN_TEST_SIGNALS_TO_WORKERS") != nullptr)
+    for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGTERM}) ::raise(signal);
   cairn::worker_main(argc, argv);
+  if (role == "--limited-trainer") std::exit(limited_trainer(argv[2]));
   if (role == "--trainer") std::exit(trainer(argv[2], argv[3], argv[4]));
   if (role == "--forking-trainer") std::exit(forking_trainer(argv[2], argv[3], argv[4]));
   if (role == "--queuing-trainer") std::exit(queuing_trainer(argv[2], argv[3]));

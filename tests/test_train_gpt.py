@@ -28,6 +28,7 @@ TRAIN, EVALUATE, INSPECT, FIRST_SAVE = (os.path.abspath(path) for path in sys.ar
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS, EVERY = 8, 2
 KILLED = 128 + signal.SIGKILL  # as train_gpt tells it of its ranks
+STOPPED = 75  # its status when it was asked to stop
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
 
 
@@ -201,6 +202,13 @@ class endless_run:
         self.ranks = processes_of(self.process.pid, 4)
         return self
 
+    def tell_ranks(self, number):
+        for process in self.ranks.values():
+            try:
+                os.kill(process, number)
+            except ProcessLookupError:
+                pass
+
     def end(self, status):
         """What it says on stderr; it must end with this status."""
         _, told = self.process.communicate(timeout=300)  # reads both: a rank that prints meanwhile must not die of that
@@ -210,15 +218,11 @@ class endless_run:
 
     def __exit__(self, *_):
         self.process.kill()
-        for process in self.ranks.values():
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        self.tell_ranks(signal.SIGKILL)
 
 
 def check_processes(root):
-    """A rank is killed or stands still, the launcher is killed or told to end: all end, and leave nothing behind."""
+    """A rank is killed or stands still, the launcher is killed: all end, and leave nothing behind. Those that are asked to stop save before."""
     directory = os.path.join(root, "processes")
     with endless_run(directory) as run_:
         for process in run_.ranks.values():
@@ -235,8 +239,15 @@ def check_processes(root):
         told = run_.end(1)
         expect(told, r"^train_gpt: rank [023]: \[cairn\.timeout\.peer\] .*\(rank 1[,)]")
     with endless_run(directory) as run_:
-        run_.process.terminate()
-        expect(run_.end(128 + signal.SIGTERM), r"^train_gpt: rank [0-3] .* was ended by signal 15")
+        # As Slurm does it: the ranks first, later everyone, and again.
+        for each in (signal.SIGCONT, signal.SIGTERM):
+            run_.tell_ranks(each)
+        for each in (signal.SIGTERM, signal.SIGCONT, signal.SIGTERM):
+            run_.tell_ranks(each)
+            run_.process.send_signal(each)
+        step = int(re.search(r"^cairn: step (\d+) committed", run_.end(STOPPED), re.MULTILINE).group(1))
+    again = run(TRAIN, *SHAPE, "--steps", step + 1, "--ranks", 2, "--checkpoints", directory)
+    expect(again, rf"^resumed from the checkpoint of step {step}$")
     with endless_run(directory) as run_:
         run_.process.kill()
         assert "train_gpt: " not in run_.end(-signal.SIGKILL)

@@ -8,6 +8,7 @@
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/execute/worker_main.hpp>
+#include <cairn/manage/stop_signal.hpp>
 #ifdef CAIRN_USES_MPI
 #include <cairn/comm/mpi_communicator.hpp>
 #endif
@@ -84,6 +85,10 @@ struct run_options {
   training_settings training;
 };
 
+/// How a process ends that saved and stopped because a signal asked it to: EX_TEMPFAIL, "try again later". Who
+/// started it does that, or not.
+constexpr int stopped_status = 75;
+
 using store_type = killing_store<tools::store_type>;
 
 struct checkpointer_settings {
@@ -157,12 +162,12 @@ std::optional<std::int64_t> resume(typename Platform::checkpointer_type& checkpo
   }
 }
 
-/// Trains from the newest checkpoint, or from the beginning, to the last step, which it returns. journal: of
-/// the first rank alone.
+/// Trains from the newest checkpoint, or from the beginning, to the last step, or to the one after which any
+/// rank is asked to stop, and returns it: it is saved. journal: of the first rank alone.
 template <class Platform>
 std::uint64_t train(const run_options& options, group& others, typename Platform::trainer_type& run,
                     typename Platform::state_type& state, typename Platform::checkpointer_type& checkpointer,
-                    kill_switch* kill, journal* journal) {
+                    const cairn::stop_signal& stop, kill_switch* kill, journal* journal) {
   std::uint64_t step = 0;
   if (const auto newest = resume<Platform>(checkpointer, state, options.checkpoints)) {
     step = static_cast<std::uint64_t>(*newest);
@@ -179,7 +184,7 @@ std::uint64_t train(const run_options& options, group& others, typename Platform
     if (saved != 0 && journal) journal->stall(saved, save_stall, waited);
     return std::exchange(saved, 0);
   };
-  while (step < options.steps) {
+  for (bool stopping = false; step < options.steps && !stopping;) {
     double loss = 0;
     double milliseconds = milliseconds_of([&] { loss = run.accumulate(step); });
     const std::uint64_t released = before_update();
@@ -192,7 +197,8 @@ std::uint64_t train(const run_options& options, group& others, typename Platform
       if (last.committed()) throw std::runtime_error("the save in which to be killed is committed already");
       kill->kill(others);
     }
-    if (step % options.every == 0 || step == options.steps) {
+    stopping = checkpointer.any_rank(stop.requested());  // the same answer on all ranks
+    if (step % options.every == 0 || step == options.steps || stopping) {
       // What a lost host costs depends on the save before: that it is redundant, as it mostly is by then.
       if (kill && step == kill->step() && options.tier.killed_host >= 0 &&
           !last.wait_redundant(std::chrono::seconds(options.timeout)))
@@ -231,6 +237,8 @@ template <class Platform>
 int run_rank(const run_options& options, std::size_t rank,
              const std::function<any_communicator(const std::string& use)>& connect) {
   try {
+    // To the very end of the process: batch systems send their signals more than once.
+    static const cairn::stop_signal stop{SIGTERM, SIGUSR1};
     group others(connect("training"), std::chrono::seconds(options.timeout));
     const text source = text::read(options.text);
     typename Platform::trainer_type run(options.training, source, others);
@@ -254,11 +262,17 @@ int run_rank(const run_options& options, std::size_t rank,
         options, store_type(tools::open_store(options.checkpoints), kill), connect("saving"), run);
     std::uint64_t step = 0;
     try {
-      step = train<Platform>(options, others, run, state, checkpointer, kill.get(), lines.get());
+      step = train<Platform>(options, others, run, state, checkpointer, stop, kill.get(), lines.get());
     } catch (...) {
       // Now, not later: the checkpointer ends only when its last save has, and that may wait for a rank that
       // is gone.
       return complain(Platform::program, rank);
+    }
+    if (step < options.steps) {
+      if (lines)
+        std::printf("asked to stop: step %llu is saved, and the same command goes on from it\n",
+                    static_cast<unsigned long long>(step));
+      return stopped_status;
     }
     if (!lines) return 0;
     if (kill)
@@ -304,7 +318,7 @@ int run_with_mpi([[maybe_unused]] const run_options& options, [[maybe_unused]] b
         return any_communicator(cairn::mpi_communicator(
             MPI_COMM_WORLD, cairn::deadline::in(std::chrono::seconds(options.timeout))));
       });
-  if (status != 0) mpi.abort(status);
+  if (status != 0 && status != stopped_status) mpi.abort(status);
   return status;
 #else
   std::fprintf(stderr,
@@ -349,7 +363,9 @@ int train_main(int argc, char** argv) {
       "Trains a small byte-level GPT on text files, data-parallel, with sharded optimizer state, and saves\n"
       "checkpoints as it goes. Started again, it goes on from the newest one, on any number of ranks, with\n"
       "the same losses bit for bit. Each rank is a process; `mpirun -n N " +
-          std::string(Platform::program) + " ...` works as well.",
+          std::string(Platform::program) +
+          " ...` works as well. Asked to stop by SIGTERM or SIGUSR1, it saves and ends with status " +
+          std::to_string(stopped_status) + ".",
       Platform::program};
   app.footer(tools::url_help);
   app.option_defaults()->always_capture_default();

@@ -83,6 +83,12 @@ inline auto make_scripted(const std::string& directory) {
                              cairn::shared_stager{}, cairn::process_executor{}, cairn::overlapped{},
                              cairn::checkpointer_options{.quiet = true}};
 }
+/// Writes a mebibyte, and then a byte each second.
+inline auto make_limited(const std::string& directory) {
+  return cairn::checkpointer{cairn::file_store{directory}, cairn::shared_stager{},
+                             cairn::process_executor{{.bytes_per_second = 1}}, cairn::overlapped{},
+                             cairn::checkpointer_options{.timeout = std::chrono::minutes(1), .quiet = true}};
+}
 /// Records the warnings of a run.
 struct recorded_warnings {
   using cairn_role = cairn::role::observer;
@@ -190,6 +196,19 @@ inline int trainer(const std::string& directory, const std::string& line, const 
   if (end == "exits") std::exit(0);
   if (end == "exits quickly") ::_exit(0);
   return 0;  // waits in the destructor
+}
+
+/// Saves step 1 with a worker that is not to write it soon, prints the worker's process number, and waits to be
+/// killed.
+inline int limited_trainer(const std::string& directory) {
+  trained run;
+  auto ckpt = make_limited(directory + "/store");
+  run.update(1);
+  static_cast<void>(ckpt.save(run.state, 1));
+  ckpt.before_update();
+  std::printf("%d\n", static_cast<int>(workers().at(0)));
+  std::fflush(stdout);
+  for (;;) ::pause();
 }
 
 /// Starts a child that lives until it is killed, as the data loaders of a framework do: by fork(), or by a

@@ -36,6 +36,10 @@ class saves_under_way {
     return detail::any_of(saves_, [](const auto& s) { return !s->finished(); });
   }
   [[nodiscard]] list_view<const std::shared_ptr<save_progress>> all() const noexcept { return saves_; }
+  /// Training has ended, and goes no faster where these take their time.
+  void lift_write_limits() const noexcept {
+    for (const auto& save : saves_) save->lift_write_limit();
+  }
   /// Waits for all of them; calls late(save), which may throw, for each that had not ended when all were
   /// given up.
   template <class Late>

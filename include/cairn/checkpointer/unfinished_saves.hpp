@@ -117,6 +117,7 @@ class unfinished_saves {
   }
   /// Waits for all saves. @throws what failed in the last one.
   void close() {
+    saves_.lift_write_limits();
     saves_.wait([](save_progress& late) {
       late.fail_late(error_id::timeout_close,
                      "a save had not ended when close() gave up waiting; it goes on until the process ends");
@@ -129,6 +130,7 @@ class unfinished_saves {
   /// while an exception is on its way.
   template <class Between>
   void shut_down(bool unwinding, Between&& between) noexcept {
+    saves_.lift_write_limits();
     // A program that ends because its device hangs is to end.
     const auto until =
         deadline::in(unwinding ? std::min(options_.timeout, copies_at_an_end) : options_.timeout);

@@ -3,6 +3,8 @@
 #pragma once
 #include <cairn/system/compiler.hpp>
 
+#include <signal.h>
+
 #include <atomic>
 #include <cstdint>
 
@@ -27,6 +29,12 @@ struct main_program {
 /// The argument that makes a program a worker, and the descriptor of its socket.
 inline constexpr const char* worker_argument = "--cairn-worker";
 inline constexpr int worker_socket = 3;
+
+/// Batch systems and terminals send these to every process of a job. The trainer decides when a run ends; its
+/// worker goes when it is gone.
+inline constexpr int signals_not_for_workers[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGALRM,
+                                                  SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGTTIN,
+                                                  SIGTTOU, SIGXCPU, SIGXFSZ};
 
 /// Offsets of writers' functions are counted from here: the same distance in every process of one build.
 inline void worker_anchor() {}

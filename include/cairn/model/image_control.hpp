@@ -60,6 +60,13 @@ class image_control {
   [[nodiscard]] bool rate_limit_lifted() const noexcept {
     return rate_limit_lifted_.load(std::memory_order_acquire);
   }
+  /// Lifts the bandwidth limit for writing this image: training has ended, and only its last saves keep the
+  /// processes of the job there, for which a batch system grants seconds.
+  void lift_write_limit() noexcept;
+  /// True after lift_write_limit().
+  [[nodiscard]] bool write_limit_lifted() const noexcept {
+    return write_limit_lifted_.load(std::memory_order_acquire);
+  }
   /// Notified of every change.
   [[nodiscard]] shared_event& event() noexcept { return event_; }
   /// Waits for watermark() >= end. False if the image failed. @throws timeout_error (timeout_staging).
@@ -89,6 +96,7 @@ class image_control {
   std::atomic<bool> confirmed_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> rate_limit_lifted_{false};
+  std::atomic<bool> write_limit_lifted_{false};
   image_costs costs_;
 };
 

@@ -35,6 +35,8 @@ class save_progress {
   void set_place(int rank, std::shared_ptr<const place_namer> manifest);
   /// The control of the image, by which released() and bytes_written() know how far the save is.
   void set_image(std::shared_ptr<image_control> control);
+  /// Training has ended: the image is written without a limit of bandwidth from now on.
+  void lift_write_limit() const noexcept;
   /// When copying began, and what it was; for the report and the journal.
   void set_copying(std::int64_t begun, span_kind how);
   /// What this save carries beside its bytes, also by its image; see save_notes.

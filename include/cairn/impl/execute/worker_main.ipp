@@ -106,11 +106,10 @@ CAIRN_BODY void serve(worker_session& session, std::span<const known_writer> kno
     std::_Exit(2);
   }
   ::fcntl(worker_socket, F_SETFD, FD_CLOEXEC);
-  // Batch systems and terminals signal every process of a job. The trainer decides when a run ends; the
-  // worker goes when it is gone.
-  for (const int ignored : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGALRM, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP,
-                            SIGTTIN, SIGTTOU, SIGXCPU, SIGXFSZ})
-    std::signal(ignored, SIG_IGN);
+  for (const int ignored : signals_not_for_workers) std::signal(ignored, SIG_IGN);
+  sigset_t none;  // those that came before it ignored them were blocked, and are gone now
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
   wait_for_a_turn();
   try {
     worker_session session{worker_link(file_descriptor(worker_socket), peer_process(worker_socket))};

@@ -146,11 +146,13 @@ CAIRN_BODY void worker_process::spawn(const std::string& program, int socket) {
   // Not the trainer's stdout: who reads that to its end would wait for the worker, too.
   ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, worker_socket + 1);
-  sigset_t none;
+  // Blocked until it ignores them: one that comes while it is started must not end it.
+  sigset_t blocked;
   sigset_t all;
-  sigemptyset(&none);
+  sigemptyset(&blocked);
   sigfillset(&all);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
+  for (const int each : signals_not_for_workers) sigaddset(&blocked, each);
+  ::posix_spawnattr_setsigmask(&attributes, &blocked);
   ::posix_spawnattr_setsigdefault(&attributes, &all);
   // A process group of its own: a signal to the trainer's, as Ctrl-C sends it, is not for it. Not a
   // session: where the kernel shares the processor out by sessions (sched_autogroup_enabled), a few threads

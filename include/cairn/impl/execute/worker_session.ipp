@@ -29,6 +29,9 @@
 #include <cairn/system/shared_segment.hpp>
 #include <cairn/system/wire.hpp>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -44,6 +47,20 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// What the end of the trainer means for a save: an image that was not released never will be, and one that was
+/// is written without a limit, since whoever ended the trainer may end this process soon.
+inline void go_on_alone(image_control& image) noexcept {
+  if (!image.released()) image.fail();
+  image.lift_write_limit();
+}
+
+/// Who reads what the trainer wrote to its standard error, to the end, must not wait for its worker: Slurm gives a
+/// node to nobody else until it has. The trainer's other streams are not the worker's from its start on.
+inline void let_go_of_stderr() noexcept {
+  const file_descriptor nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (nothing.open()) ::dup2(nothing.get(), STDERR_FILENO);
+}
 
 CAIRN_BODY void worker_session::say(frame_kind kind, std::span<const std::byte> bytes) noexcept {
   try {
@@ -110,8 +127,9 @@ CAIRN_BODY void worker_session::listen() noexcept {
       }
       const std::lock_guard lock(mutex_);
       trainer_gone_ = true;
-      if (control_ != nullptr && !control_->released()) control_->fail();
+      if (control_ != nullptr) go_on_alone(*control_);
       changed_.notify_all();
+      let_go_of_stderr();
       return;
     }
     changed_.notify_all();
@@ -177,7 +195,7 @@ CAIRN_BODY worker_request worker_session::decode(wire_reader& in, std::vector<fi
     const std::lock_guard lock(mutex_);
     serving_ = request.number;
     control_ = shared;
-    if (trainer_gone_ && !shared->released()) shared->fail();
+    if (trainer_gone_) go_on_alone(*shared);
   }
   const auto bytes = image_memory->bytes();
   request.image = staged_image(

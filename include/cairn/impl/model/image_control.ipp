@@ -40,6 +40,11 @@ CAIRN_BODY void image_control::lift_rate_limit() noexcept {
   event_.notify();
 }
 
+CAIRN_BODY void image_control::lift_write_limit() noexcept {
+  if (write_limit_lifted_.exchange(true, std::memory_order_acq_rel)) return;
+  event_.notify();
+}
+
 CAIRN_BODY bool image_control::wait_for(std::uint64_t end, deadline until) {
   return wait([&] { return watermark() >= end; }, until, "the image was not filled in time");
 }

@@ -38,6 +38,11 @@ CAIRN_BODY void save_progress::set_image(std::shared_ptr<image_control> control)
   image_ = std::move(control);
 }
 
+CAIRN_BODY void save_progress::lift_write_limit() const noexcept {
+  const std::lock_guard lock(mutex_);
+  if (image_ != nullptr) image_->lift_write_limit();
+}
+
 CAIRN_BODY void save_progress::set_copying(std::int64_t begun, span_kind how) {
   const std::lock_guard lock(mutex_);
   copying_since_ = begun;

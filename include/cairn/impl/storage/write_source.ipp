@@ -118,7 +118,8 @@ CAIRN_BODY std::uint64_t write_source::limited(rate_limiter& limit, std::uint64_
   auto& control = *image_.control();
   // Where nothing is staged, training may be waiting for this writer: then the limit is lifted.
   const auto cancelled = [&] {
-    return control.failed() || (!image_.resident() && control.rate_limit_lifted());
+    return control.failed() || control.write_limit_lifted() ||
+           (!image_.resident() && control.rate_limit_lifted());
   };
   if (!limit.acquire(end - begin, control.event(), until_, cancelled))
     fail(error_id::timeout_write, "the image could not be written in time with this limit of bandwidth",
