@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,8 @@ def check_killed(root):
     for rank in "013":
         with open(os.path.join(told, rank), encoding="utf-8") as file:
             barrier, duplicate = file.read().split("\n")
-        expect(barrier, r"^\[cairn\.timeout\.peer\] rank 2 did not arrive at barrier .* by the deadline \(rank 2\)$")
+        host = re.escape(socket.gethostname())
+        expect(barrier, rf"^\[cairn\.timeout\.peer\] rank 2 did not arrive at barrier .* by the deadline \(rank 2, got rank 2 on {host}\)$")
         expect(duplicate, r"^\[cairn\.timeout\.peer\] not all ranks made an mpi_communicator by the deadline")
     # Without that option, the job ends as a whole.
     mpirun(4, "killed", told, status=128 + signal.SIGKILL)

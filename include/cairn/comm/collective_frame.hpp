@@ -59,7 +59,8 @@ struct collective_call {
 
 struct absent_rank {
   std::int32_t rank;
-  bool lost;  ///< the transport knows that it is gone; else it did not arrive by the deadline
+  bool lost;        ///< the transport knows that it is gone; else it did not arrive by the deadline
+  std::string who;  ///< "rank 3 on node7 (10.1.0.7)", where the transport of its neighbour told it
 };
 
 /// What one rank, a subtree, or the whole world comes to: a value, or who failed and who is absent.
@@ -77,24 +78,34 @@ struct outcome {
     failed_rank = rank;
     failure = std::move(encoded);
   }
-  void add_absent(int rank, bool lost) {
+  void add_absent(int rank, bool lost, std::string who = {}) {
     const auto at = std::lower_bound(absent.begin(), absent.end(), rank,
                                      [](const absent_rank& each, int wanted) { return each.rank < wanted; });
-    if (at != absent.end() && at->rank == rank)
-      at->lost = at->lost || lost;
-    else
-      absent.insert(at, {static_cast<std::int32_t>(rank), lost});
+    if (at == absent.end() || at->rank != rank) {
+      absent.insert(at, {static_cast<std::int32_t>(rank), lost, std::move(who)});
+      return;
+    }
+    at->lost = at->lost || lost;
+    if (at->who.empty()) at->who = std::move(who);
   }
   /// Takes over what went wrong in another part of the tree; values are the caller's matter.
   void add_failures(outcome other) {
     if (other.failed_rank >= 0) add_failure(other.failed_rank, std::move(other.failure));
-    for (const auto& each : other.absent) add_absent(each.rank, each.lost);
+    for (auto& each : other.absent) add_absent(each.rank, each.lost, std::move(each.who));
   }
 };
 
 inline constexpr std::uint32_t collective_magic = 0x4D4D4343;  // "CCMM"
-inline constexpr std::uint16_t collective_version = 2;
+inline constexpr std::uint16_t collective_version = 3;
 inline constexpr std::size_t max_absent_named = 1024;
+inline constexpr std::size_t max_who_length = 200;
+
+/// What a communicator's error tells of where a rank is.
+[[nodiscard]] inline std::string who_is(const error& from, int rank) {
+  const auto& told = from.fields().got;
+  const auto begin = "rank " + std::to_string(rank) + " ";
+  return told.starts_with(begin) && told.size() <= max_who_length ? told : std::string();
+}
 /// The longest value in a message: what remains of max_message_bytes beside the frame.
 inline constexpr std::size_t max_collective_bytes = max_message_bytes - 64;
 
@@ -151,7 +162,7 @@ inline constexpr std::size_t max_collective_bytes = max_message_bytes - 64;
   const auto shown = std::min(what.absent.size(), max_absent_named);
   out.put(static_cast<std::uint64_t>(shown));
   for (const auto& each : list_view(what.absent).first(shown))
-    out.put(each.rank).put(std::uint8_t{each.lost});
+    out.put(each.rank).put(std::uint8_t{each.lost}).put(std::string_view(each.who));
   return out.take();
 }
 
@@ -201,12 +212,13 @@ struct collective_frame {
     inner.finish();
     frame.what.add_failure(failed, {failure.begin(), failure.end()});
   }
-  const auto absent = in.get_count(5);
+  const auto absent = in.get_count(9);
   if (absent > max_absent_named) in.fail_here("more absent ranks are named than allowed");
   for (std::size_t i = 0; i < absent; ++i) {
     const auto rank = in.get<std::int32_t>();
     check_rank(rank);
-    frame.what.add_absent(rank, in.get<std::uint8_t>() != 0);
+    const auto lost = in.get<std::uint8_t>() != 0;
+    frame.what.add_absent(rank, lost, in.get_string(max_who_length));
   }
   in.finish();
   if (frame.what.ok()) in.fail_here("a failure without a cause");
@@ -253,12 +265,23 @@ struct collective_frame {
   return text;
 }
 
+/// "rank 3 on node7 (10.1.0.7), rank 7 on node9 (10.1.0.9)": of the first of them whose hosts are known.
+[[nodiscard]] inline std::string who_is_absent(const std::vector<absent_rank>& absent) {
+  std::string text;
+  std::size_t count = 0;
+  for (const auto& each : absent) {
+    if (each.who.empty() || ++count > 4) continue;
+    text.append(text.empty() ? "" : ", ").append(each.who);
+  }
+  return text;
+}
+
 /// Throws what an outcome without a value says: the same on all ranks that hold the same outcome.
 [[noreturn]] inline void raise(const outcome& what, const collective_call& call) {
   if (what.failed_rank < 0) {
     const auto& first = what.absent.front();
     fail(first.lost ? error_id::peer_lost : error_id::timeout_peer, absent_text(what.absent, call),
-         {.rank = first.rank});
+         {.rank = first.rank, .got = who_is_absent(what.absent)});
   }
   wire_reader in(what.failure);
   const auto failure = decode_failure(in, what.failed_rank);

@@ -69,11 +69,11 @@ class collective_messages {
     guard(what, [&] {
       try {
         communicator_.send(to, message, until);
-      } catch (const timeout_error&) {
-        what.add_absent(to, false);
+      } catch (const timeout_error& e) {
+        what.add_absent(to, false, who_is(e, to));
       } catch (const peer_error& e) {
         if (e.id() != error_id::peer_lost) throw;
-        what.add_absent(lost_rank(e, to), true);
+        what.add_absent(lost_rank(e, to), true, who_is(e, lost_rank(e, to)));
       }
     });
   }

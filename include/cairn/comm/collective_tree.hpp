@@ -206,15 +206,18 @@ class collective_tree {
             return;
           }
           known = std::move(frame.what);
-        } catch (const timeout_error&) {
+        } catch (const timeout_error& e) {
           if (until.passed()) {
+            for (auto& each : known.absent)
+              if (each.who.empty()) each.who = who_is(e, each.rank);
             result.add_failures(std::move(known));
             return;
           }
           if (next_look_.passed()) check_peers();
         } catch (const peer_error& e) {
           if (e.id() != error_id::peer_lost) throw;
-          result.add_absent(messages_.lost_rank(e, from), true);
+          const auto lost = messages_.lost_rank(e, from);
+          result.add_absent(lost, true, who_is(e, lost));
           return;
         }
         next = until;

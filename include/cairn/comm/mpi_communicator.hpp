@@ -29,7 +29,8 @@ class mpi_world;
 /// - **A duplicate.** The constructor duplicates the communicator (MPI_Comm_idup), so that messages of
 ///   the trainer and of cairn never mix. It is collective. Freeing a communicator is collective, too, and
 ///   would wait for ever for a rank that is lost or hangs: therefore the destructor keeps the duplicate
-///   until MPI_Finalize. A program that makes hundreds of communicators calls free().
+///   until MPI_Finalize. A program that makes hundreds of communicators calls free(). The constructor also
+///   gathers the names of all hosts (64 bytes of each rank), so that errors tell where a rank was.
 /// - **Threads.** MPI must be initialised with MPI_THREAD_FUNNELED at least. With it, only the thread that
 ///   initialised MPI may use this object; with MPI_THREAD_SERIALIZED or more, any one thread at a time. No
 ///   background thread of cairn calls MPI.

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <iterator>
 #include <map>
@@ -118,7 +119,7 @@ class mpi_world {
         fail(error_id::timeout_peer,
              queue.empty() ? "no message came by the deadline"
                            : "a message had begun to arrive and was not complete by the deadline",
-             {.rank = from});
+             {.rank = from, .got = who(from)});
       if (moved)
         polling.progressed();
       else
@@ -198,17 +199,45 @@ class mpi_world {
     check(MPI_Comm_rank(parent, &rank_), "MPI_Comm_rank", -1);
     check(MPI_Comm_size(parent, &size_), "MPI_Comm_size", -1);
     check(MPI_Comm_idup(parent, &comm_, &collective_), "MPI_Comm_idup", -1);
-    mpi_backoff polling;
-    for (;;) {
+    await_collective("MPI_Comm_idup", until);
+    check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", -1);
+    learn_hosts(until);
+  }
+  void await_collective(std::string_view call, deadline until) {
+    for (mpi_backoff polling;;) {
       const bool late = until.passed();
-      if (completed(collective_, "MPI_Comm_idup", -1)) break;
+      if (completed(collective_, call, -1)) return;
       if (late)
         fail(error_id::timeout_peer,
              "not all ranks made an mpi_communicator by the deadline; all ranks of the communicator make it, "
              "in the same order with their other collective calls");
       polling.pause(until, false);
     }
-    check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", -1);
+  }
+
+  /// The names of all hosts, now: those who wait in vain for a rank tell where it was.
+  void learn_hosts(deadline until) {
+    constexpr std::size_t room = 64;  // as the names of Linux, with their end
+    const auto ranks = static_cast<std::size_t>(size_);
+    names_.assign((ranks + 1) * room, '\0');
+    if (::gethostname(names_.data(), room - 1) != 0) names_[0] = '?';
+    check(MPI_Iallgather(names_.data(), room, MPI_CHAR, names_.data() + room, room, MPI_CHAR, comm_,
+                         &collective_),
+          "MPI_Iallgather", -1);
+    await_collective("MPI_Iallgather", until);
+    std::map<std::string, std::uint32_t> numbers;
+    for (std::size_t each = 1; each <= ranks; ++each) {
+      const std::string name(names_.data() + each * room);
+      const auto [known, is_new] = numbers.emplace(name, static_cast<std::uint32_t>(hosts_.size()));
+      if (is_new) hosts_.push_back(name);
+      host_of_.push_back(known->second);
+    }
+    names_ = {};
+  }
+  [[nodiscard]] std::string who(int peer) const {
+    const auto at = static_cast<std::size_t>(peer);
+    std::string text = "rank " + std::to_string(peer);
+    return at < host_of_.size() ? text + " on " + hosts_[host_of_[at]] : text;
   }
 
   void check_call() const {
@@ -245,7 +274,7 @@ class mpi_world {
   }
   [[noreturn]] void fail_broken() const {
     fail(error_id::peer_failed, broken_ + "; this communicator is broken and refuses every call",
-         {.rank = broken_peer_});
+         {.rank = broken_peer_, .got = broken_peer_ < 0 ? std::string() : who(broken_peer_)});
   }
   [[nodiscard]] bool completed(MPI_Request& request, std::string_view call, int peer) {
     if (request == MPI_REQUEST_NULL) return true;
@@ -259,7 +288,7 @@ class mpi_world {
       const bool late = until.passed();
       const bool moved = progress();
       if (!unsent_.contains(to)) return;
-      if (late) fail(error_id::timeout_peer, what, {.rank = to});
+      if (late) fail(error_id::timeout_peer, what, {.rank = to, .got = who(to)});
       if (moved)
         polling.progressed();
       else
@@ -337,6 +366,9 @@ class mpi_world {
   std::map<int, operation> unsent_;                   ///< by receiver: what MPI has not taken yet
   std::map<int, std::deque<operation>> inbox_;        ///< by sender, in order: what came, or is coming
   std::vector<std::pair<int, operation*>> arriving_;  ///< those of the inbox that are not complete
+  std::vector<char> names_;                           ///< what learn_hosts() sends, and receives into
+  std::vector<std::string> hosts_;                    ///< each once
+  std::vector<std::uint32_t> host_of_;                ///< by rank: which of hosts_
   std::string broken_;                                ///< why nothing works any more
   int broken_peer_ = -1;
 };
