@@ -25,6 +25,9 @@ namespace detail {
 /// after about `lost_after`.
 void prepare_socket(int number, std::chrono::nanoseconds lost_after) noexcept;
 
+/// How long ago the other host last acknowledged anything, be it for its system alone.
+[[nodiscard]] std::chrono::nanoseconds time_since_answer(int number) noexcept;
+
 /// A connection to a numeric address, which no child of fork() keeps. @throws nothing but std::bad_alloc; null and
 /// errno in `why` where there is none
 [[nodiscard]] owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,

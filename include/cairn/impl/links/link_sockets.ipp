@@ -162,6 +162,13 @@ CAIRN_BODY void prepare_socket(int number, std::chrono::nanoseconds lost_after) 
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
 }
 
+CAIRN_BODY std::chrono::nanoseconds time_since_answer(int number) noexcept {
+  ::tcp_info told{};
+  ::socklen_t size = sizeof told;
+  if (::getsockopt(number, IPPROTO_TCP, TCP_INFO, &told, &size) != 0) return {};
+  return std::chrono::milliseconds(told.tcpi_last_ack_recv);
+}
+
 CAIRN_BODY owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,
                                            int& why) {
   socket_address at;
