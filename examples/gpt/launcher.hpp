@@ -138,17 +138,17 @@ class launcher {
   /// Takes note of every rank that has ended.
   void collect() {
     const bool all_well = status_ == 0;
-    bool by_signal = false;
+    bool is_news = false;
     for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
       int status = 0;
       if (processes_[rank] == 0 || ::waitpid(processes_[rank], &status, WNOHANG) != processes_[rank])
         continue;
       const pid_t process = processes_[rank];
       processes_[rank] = 0;
-      if (status == 0 || !all_well) continue;
-      // Of several at once, one that was killed is the cause: the others may have ended because of it.
-      if (WIFSIGNALED(status) && !by_signal) {
-        by_signal = true;
+      if (status == 0) continue;
+      // One that was killed is the cause: the others may have ended because of it, and even before it was quite gone.
+      if (WIFSIGNALED(status) && !by_signal_ && !killed_) {
+        by_signal_ = true;
         status_ = 128 + WTERMSIG(status);
         reason_ =
             "was ended by signal " + std::to_string(WTERMSIG(status)) + ": " + ::strsignal(WTERMSIG(status));
@@ -158,10 +158,11 @@ class launcher {
       } else {
         continue;
       }
+      is_news = true;
       reason_ = "rank " + std::to_string(rank) + " (process " + std::to_string(process) + ") " + reason_;
     }
-    if (!all_well || status_ == 0) return;
-    kill_at_ = std::chrono::steady_clock::now() + grace_;
+    if (!is_news) return;
+    if (all_well) kill_at_ = std::chrono::steady_clock::now() + grace_;
     std::fprintf(stderr, "train_gpt: %s\n", reason_.c_str());
   }
 
@@ -177,6 +178,7 @@ class launcher {
   std::vector<pid_t> processes_;  ///< by rank; 0: has ended
   int status_ = 0;
   std::string reason_;
+  bool by_signal_ = false;
   bool killed_ = false;
   std::chrono::steady_clock::time_point kill_at_;
 };
