@@ -5,8 +5,9 @@
 // uses: cairn::mpi cairn::s3 cairn::links
 //
 // Trains a small GPT on the bytes of text files, on several ranks, and saves as it goes. Each rank is a
-// process: this program starts them itself, or mpirun does. Started again with the same directory it goes on
-// from the newest checkpoint, on any number of ranks, with the same losses bit for bit.
+// process: this program starts them itself, on this host, or mpirun, torchrun or srun does, on any hosts.
+// Started again with the same directory it goes on from the newest checkpoint, on any number of ranks, with the
+// same losses bit for bit.
 #include <CLI/CLI.hpp>
 #include <cairn/any_checkpointer.hpp>
 #include <cairn/cairn.hpp>

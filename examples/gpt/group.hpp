@@ -5,12 +5,11 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
-#include <array>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstring>
-#include <memory>
+#include <exception>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -45,7 +44,8 @@ class group {
       exchange_in_pairs(outgoing, incoming, cairn::deadline::in(timeout_));
     } catch (const cairn::error& error) {
       // Without a word, those who wait for this rank would take it for the one that is gone.
-      tell_who_is_missing(error.fields().rank);
+      tell_who_is_missing(error.fields().rank, error.fields().got);
+      find_out_who_is_missing(error.fields().rank);
       throw;
     }
   }
@@ -101,30 +101,53 @@ class group {
       std::memcpy(part.data(), bytes.data(), bytes.size());
   }
 
+  /// Throws where the bytes are what a rank says that gives up because another one is missing.
   static void check_farewell(std::span<const std::byte> bytes, std::size_t from) {
-    if (bytes.size() != farewell_bytes) return;
+    if (bytes.size() % sizeof(float) != 1) return;  // a part of an exchange has whole floats
     int missing = 0;
     std::memcpy(&missing, bytes.data(), sizeof missing);
+    const auto who = bytes.subspan(sizeof missing);
+    std::string text(reinterpret_cast<const char*>(who.data()), who.size());
+    text.erase(text.find_last_not_of(' ') + 1);
     cairn::fail(cairn::error_id::peer_lost,
                 "rank " + std::to_string(from) + " gives up, because another rank is missing",
-                {.rank = missing});
+                {.rank = missing, .got = text});
   }
 
-  void tell_who_is_missing(int missing) noexcept {
-    std::array<std::byte, farewell_bytes> farewell{};
-    std::memcpy(farewell.data(), &missing, sizeof missing);
+  /// Whom this rank waited for may itself have waited for another one, and says so now. @throws cairn::error
+  /// that names the last of such a chain, who says nothing; returns where that is `missing`
+  void find_out_who_is_missing(int missing) {
+    std::exception_ptr last;
+    for (std::size_t asked = 0; asked < size() && missing >= 0 && missing != communicator_.rank(); ++asked) {
+      try {
+        const auto until = cairn::deadline::in(std::chrono::seconds(2));
+        for (;;) check_farewell(communicator_.receive(missing, until), static_cast<std::size_t>(missing));
+      } catch (const cairn::timeout_error&) {
+        break;
+      } catch (const cairn::peer_error& error) {
+        if (error.fields().rank == missing) break;
+        missing = error.fields().rank;
+        last = std::current_exception();
+      }
+    }
+    if (last) std::rethrow_exception(last);
+  }
+
+  void tell_who_is_missing(int missing, std::string who) noexcept {
+    do who += ' ';
+    while (who.size() % sizeof(float) != 1);
+    std::vector<std::byte> bytes(sizeof missing + who.size());
+    std::memcpy(bytes.data(), &missing, sizeof missing);
+    std::memcpy(bytes.data() + sizeof missing, who.data(), who.size());
     for (int to = 0; to < communicator_.size(); ++to) {
       if (to == missing || to == communicator_.rank()) continue;
       try {
-        communicator_.send(to, farewell, cairn::deadline::in(std::chrono::seconds(1)));
+        communicator_.send(to, bytes, cairn::deadline::in(std::chrono::seconds(1)));
       } catch (...) {
         // Then that rank is gone, too, or finds out by itself.
       }
     }
   }
-
-  /// No part has this length: it is no multiple of a float's.
-  static constexpr std::size_t farewell_bytes = sizeof(int) + 1;
 
   any_communicator communicator_;
   std::chrono::seconds timeout_;

@@ -12,6 +12,9 @@
 #ifdef CAIRN_USES_MPI
 #include <cairn/comm/mpi_communicator.hpp>
 #endif
+#ifdef CAIRN_USES_LINKS
+#include <cairn/comm/socket_communicator.hpp>
+#endif
 
 #include <algorithm>
 #include <charconv>
@@ -19,6 +22,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -70,8 +74,10 @@ struct run_options {
   std::uint64_t steps = 100;
   std::size_t ranks = 4;
   bool mpi = false;
+  bool sockets = false;
   started_rank started;
   std::uint64_t timeout = 300;
+  std::uint64_t lost_after = 10;
   std::uint64_t every = 20;
   std::string checkpoints = "checkpoints";
   std::vector<std::string> text;
@@ -329,6 +335,36 @@ int run_with_mpi([[maybe_unused]] const run_options& options, [[maybe_unused]] b
 #endif
 }
 
+/// A rank that torchrun or srun started, on any host.
+template <class Platform>
+int run_with_sockets([[maybe_unused]] const run_options& options, [[maybe_unused]] bool ranks_given) {
+#ifdef CAIRN_USES_LINKS
+  const auto job_for = [](const std::string& use) {
+    const std::string name = "train_gpt." + use;
+    return std::getenv("SLURM_PROCID") != nullptr && std::getenv("MASTER_PORT") == nullptr
+               ? cairn::socket_job::slurm(name)
+               : cairn::socket_job::torchrun(name);
+  };
+  const cairn::socket_job self = job_for("");
+  if (ranks_given && static_cast<std::size_t>(self.size) != options.ranks) {
+    std::fprintf(stderr, "%s: %d ranks were started and --ranks says %zu; leave --ranks away\n",
+                 Platform::program, self.size, options.ranks);
+    return 2;
+  }
+  const cairn::socket_options waits{.timeout = std::chrono::seconds(options.timeout),
+                                    .lost_after = std::chrono::seconds(options.lost_after)};
+  return run_rank<Platform>(options, static_cast<std::size_t>(self.rank), [&](const std::string& use) {
+    return any_communicator(cairn::socket_communicator(job_for(use), waits));
+  });
+#else
+  std::fprintf(stderr,
+               "%s: this build has no sockets: install OpenSSL (Debian and Ubuntu: apt-get install "
+               "libssl-dev), configure again and build\n",
+               Platform::program);
+  return 1;
+#endif
+}
+
 /// Accepts whole numbers from least to most.
 inline CLI::Validator between(std::uint64_t least, std::uint64_t most) {
   const std::string range = std::to_string(least) + " to " + std::to_string(most);
@@ -377,8 +413,17 @@ int train_main(int argc, char** argv) {
   app.add_flag("--mpi", options.mpi,
                "the ranks are those of MPI, one for each process that mpirun started; found out by itself\n"
                "where mpirun says so to its processes");
+  app.add_flag(
+         "--sockets", options.sockets,
+         "the ranks are processes on any hosts, which torchrun or srun started, or who sets RANK,\n"
+         "WORLD_SIZE, MASTER_ADDR and MASTER_PORT; all have the same secret in CAIRN_JOB_KEY or in the file\n"
+         "that CAIRN_JOB_KEY_FILE names")
+      ->excludes("--mpi");
   app.add_option("--timeout", options.timeout, "seconds that a rank waits for another one")
       ->check(between(1, 1000000));
+  app.add_option("--lost-after", options.lost_after,
+                 "with --sockets: seconds without an answer after which a host is lost")
+      ->check(between(3, 1000000));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(between(1, 1000000000));
   app.add_option("--store,--checkpoints", options.checkpoints,
@@ -449,8 +494,8 @@ int train_main(int argc, char** argv) {
   app.add_option("--launcher", options.started.launcher)->group("");
   try {
     app.parse(argc, argv);
-    options.mpi = options.started.rank < 0 && (options.mpi || started_by_mpi());
-    if (!options.mpi && options.training.micro_batches % options.ranks != 0)
+    options.mpi = options.started.rank < 0 && !options.sockets && (options.mpi || started_by_mpi());
+    if (!options.mpi && !options.sockets && options.training.micro_batches % options.ranks != 0)
       throw CLI::ValidationError("--micro-batches",
                                  "must be a multiple of --ranks " + std::to_string(options.ranks));
     if (shape.width % shape.heads != 0)
@@ -488,6 +533,7 @@ int train_main(int argc, char** argv) {
       return run_started<Platform>(options);
     }
     if (options.mpi) return run_with_mpi<Platform>(options, ranks->count() > 0);
+    if (options.sockets) return run_with_sockets<Platform>(options, ranks->count() > 0);
     if (options.ranks == 1)
       return run_rank<Platform>(options, 0,
                                 [](const std::string&) { return any_communicator(cairn::single_process{}); });

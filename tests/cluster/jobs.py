@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""train_gpt on the hosts of a box, two ranks on each: what test_hosts.py and chaos.py start, watch and end."""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BOX = os.path.join(HERE, "box")
+RANKS_ON_A_HOST = 2
+
+
+def box(*words, status=0, limit=60):
+    done = subprocess.run([BOX, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limit, check=False)
+    assert status is None or done.returncode == status, f"box {words} ended with {done.returncode}: {done.stdout}"
+    return done.stdout
+
+
+class Job:
+    """One start of train_gpt on some hosts. What its ranks print is read as it comes, with the moment of each line."""
+
+    def __init__(self, program, hosts, arguments, by="sockets", environment=None):
+        self.hosts, self.lines, self.told = hosts, [], threading.Condition()
+        self.begun = time.monotonic()
+        words = dict(environment or {}, CAIRN_JOB_KEY=secrets.token_hex(32))
+        if by == "mpi":
+            command = ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", os.path.join(HERE, "rsh_agent"), "--mca", "pml", "ob1",
+                       "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24",
+                       "--host", ",".join(f"{host}:{RANKS_ON_A_HOST}" for host in hosts), "--map-by", f"ppr:{RANKS_ON_A_HOST}:node", "--bind-to", "none",
+                       "-np", str(len(hosts) * RANKS_ON_A_HOST)]
+            for name, value in words.items():
+                command += ["-x", f"{name}={value}"]
+            commands = [command + [program, "--mpi", *arguments]]
+        else:
+            words.update(WORLD_SIZE=str(len(hosts) * RANKS_ON_A_HOST), MASTER_ADDR=hosts[0], MASTER_PORT="29400",
+                         TORCHELASTIC_RUN_ID=secrets.token_hex(8))
+            commands = [[BOX, "on", hosts[rank // RANKS_ON_A_HOST], "env", f"RANK={rank}", *[f"{name}={value}" for name, value in words.items()],
+                         program, "--sockets", *arguments] for rank in range(len(hosts) * RANKS_ON_A_HOST)]
+        self.processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                           start_new_session=True) for command in commands]
+        self.readers = [threading.Thread(target=self.read, args=(process,), daemon=True) for process in self.processes]
+        for reader in self.readers:
+            reader.start()
+
+    def read(self, process):
+        for line in process.stdout:
+            with self.told:
+                self.lines.append((time.monotonic(), line.rstrip("\n")))
+                self.told.notify_all()
+        with self.told:
+            process.wait()
+            self.told.notify_all()
+
+    def ended(self):
+        return all(process.poll() is not None for process in self.processes)
+
+    def text(self):
+        with self.told:
+            return "\n".join(line for _, line in self.lines)
+
+    def wait_for(self, pattern, limit=60, after=0):
+        """The match of the first line after so many that has the pattern."""
+        until = time.monotonic() + limit
+        with self.told:
+            while True:
+                for _, line in self.lines[after:]:
+                    found = re.search(pattern, line)
+                    if found:
+                        return found
+                after = len(self.lines)
+                assert not self.ended() and time.monotonic() < until, f"no line has {pattern!r}:\n" + "\n".join(line for _, line in self.lines[-40:])
+                self.told.wait(0.2)
+
+    def wait(self, limit=120):
+        """The statuses, when all have ended."""
+        until = time.monotonic() + limit
+        for process in self.processes:
+            try:
+                process.wait(max(0.01, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"a rank did not end:\n{self.text()[-4000:]}") from None
+        for reader in self.readers:
+            reader.join(max(0.01, until - time.monotonic()))
+        return [process.returncode for process in self.processes]
+
+    def kill(self, without=()):
+        """Ends it on all hosts but those that lost power, as a scheduler does: its ranks, and what writes for them."""
+        for process in self.processes:
+            if process.poll() is None:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        for process in self.processes:
+            process.wait(60)
+        for host in self.hosts:
+            while host not in without and signal_on(host, "KILL", "^[^ ]*(train_gpt|cairn-worker|orted) "):
+                time.sleep(0.02)
+
+    def last_step(self):
+        """The last step that was trained."""
+        steps = re.findall(r"^step +(\d+)  loss", self.text(), re.MULTILINE)
+        return int(steps[-1]) if steps else 0
+
+    def committed(self):
+        steps = re.findall(r"step (\d+) committed", self.text())
+        return int(steps[-1]) if steps else 0
+
+
+def signal_on(host, name, pattern):
+    """Sends a signal to all programs on a host whose command line has the pattern; how many there were."""
+    found = box("on", host, "pgrep", "-f", pattern, status=None).split()
+    if found:
+        box("on", host, "env", "kill", f"-{name}", *found, status=None)  # not the word of a shell that is outside
+    return len(found)
