@@ -107,6 +107,10 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     store.put_new("a", some_bytes());
     store.link("a", "b");
     CHECK(store.read_all("b", 10) == some_bytes());
+    const auto soon = cairn::deadline::in(std::chrono::milliseconds(1));
+    store.link("a", "c", soon);  // by a store that knows no deadline
+    CHECK_THROWS_AS(cairn::any_store(hanging_link_archetype{objects}).link("a", "d", soon),
+                    cairn::timeout_error);
   }
   SUBCASE("shared objects") {
     const cairn::any_store store(sharing_archetype{objects, asked});

@@ -11,12 +11,15 @@
 #include <cairn/stores/basic_file_store.hpp>
 
 #include "support/faulty_store.hpp"
+#include "support/loop_disk.hpp"
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -398,6 +401,51 @@ TEST_CASE("where the file system refuses hard links, blocks are shared or copied
   }
   CHECK(status(data_files(directory.path(), 2)[1]).st_nlink == 1);
   CHECK(loads(store, 2));
+  auto files = store;
+  const auto link_by = [&](cairn::deadline until) { files.link("one", "late", until); };
+  files.put_new("one", std::as_bytes(std::span(t.base)));
+  CHECK_THROWS_AS(link_by(cairn::deadline::in(std::chrono::nanoseconds(0))), cairn::timeout_error);
+  CHECK_FALSE(files.size("late").has_value());
+  CHECK(files.leftovers("").empty());
+  link_by(cairn::deadline::never());
+  CHECK(files.size("late").has_value());
+}
+
+TEST_CASE("where hard links are refused and blocks can be shared, they are, and each step stands alone") {
+  const loop_disk disk;
+  if (!disk.mounted()) return;
+  struct sharing : cairn::posix_file_system {
+    int link_across(int, const char*, int, const char*) const { return -EPERM; }
+    int clone(int from, int to) const {
+      const int r = posix_file_system::clone(from, to);
+      *clones += r == 0;
+      return r;
+    }
+    std::shared_ptr<std::atomic<int>> clones = std::make_shared<std::atomic<int>>(0);
+  };
+  const sharing system;
+  const cairn::basic_file_store<sharing> store{disk.path() + "/run", {}, system};
+  adapted t(0, 1, 600'000);
+  {
+    cairn::checkpointer ckpt{store, quiet()};
+    for (const std::int64_t step : {1, 2, 3}) {
+      t.train(step);
+      const auto save = ckpt.save(t.state, step);
+      save.wait();
+      CHECK((save.report().linked_bytes > 2'400'000) == (step > 1));
+    }
+  }
+  CHECK(*system.clones == 2);
+  std::filesystem::remove_all(disk.path() + "/run/" + cairn::step_directory(1));
+  for (const std::int64_t step : {2, 3}) {
+    CHECK(status(data_files(disk.path() + "/run", step)[1]).st_nlink == 1);
+    adapted back(0, 1, 600'000);
+    back.spoil();
+    cairn::checkpointer{store, quiet()}.load(back.state, step);
+    CHECK(back.is(step));
+    cairn::safetensors_reader reader{cairn::any_store(store)};
+    CHECK(cairn::verify_checkpoint(reader, step).good());
+  }
 }
 
 TEST_CASE("a store that links nothing has frozen items among the others") {

@@ -552,12 +552,23 @@ TEST_CASE("a part that waits behind unanswered ones gives up at the save's deadl
   cairn::state_dict state;
   state.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
   const auto bytes = std::as_bytes(std::span(weights));
-  for (const std::string what : {"copied", "lasting", "save"}) {
+  for (const std::string what : {"copied", "lasting", "save", "link"}) {
     CAPTURE(what);
     s3::server server{s3::quick_server()};
-    server.faults.add("stall UploadPart all");
+    const std::string request = what == "link" ? "UploadPartCopy" : "UploadPart";
+    if (what == "link") {
+      const cairn::any_store before{
+          store_with(s3::own_bucket_at(server.endpoint()), std::make_shared<quick_clock>())};
+      auto writer = before.create("there", bytes.size());
+      const cairn::write_range whole{0, bytes};
+      writer.write({&whole, 1});
+      writer.finish();
+    }
+    server.clear_journal();
+    server.faults.add("stall " + request + " all");
     auto o = s3::own_bucket_at(server.endpoint());
     o.in_flight = 2;
+    o.part_bytes = part;
     o.timeout = std::chrono::hours(2);
     o.stalled_after = std::chrono::seconds(280);
     const auto clock = std::make_shared<quick_clock>();
@@ -567,7 +578,7 @@ TEST_CASE("a part that waits behind unanswered ones gives up at the save's deadl
     {
       // Time goes on once both parts that may are under way.
       const std::jthread time([&](const std::stop_token& ended) {
-        while (server.count("UploadPart") < 2 && !ended.stop_requested())
+        while (server.count(request) < 2 && !ended.stop_requested())
           std::this_thread::sleep_for(milliseconds(1));
         clock->skipped += std::chrono::nanoseconds(std::chrono::hours(1)).count();
       });
@@ -578,6 +589,7 @@ TEST_CASE("a part that waits behind unanswered ones gives up at the save's deadl
           world_save(writer, {&state}, 1).write(0, until);
           return;
         }
+        if (what == "link") return store.link("there", "object", until);
         auto writer = store.create("object", bytes.size());
         writer.until(until);
         const cairn::write_range whole{0, bytes};
@@ -587,9 +599,9 @@ TEST_CASE("a part that waits behind unanswered ones gives up at the save's deadl
     }
     CHECK(why.id == error_id::timeout_write);
     CHECK(why.fields.file.find("s3://bucket/") == 0);
-    CHECK(server.count("UploadPart") >= 2);
+    CHECK(server.count(request) >= 2);
     CHECK(server.count("CompleteMultipartUpload") == 0);
-    CHECK(store.list("").empty());
+    CHECK(store.list("").size() == (what == "link" ? 1 : 0));
     CHECK(store.leftovers("").empty());
   }
 }

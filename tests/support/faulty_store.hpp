@@ -192,6 +192,11 @@ class faulty_store {
   {
     faults_->around(store_call::link, to, [&] { inner_.link(from, to); });
   }
+  void link(std::string_view from, std::string_view to, cairn::deadline until)
+    requires cairn::LinksUntil<Inner>
+  {
+    faults_->around(store_call::link, to, [&] { inner_.link(from, to, until); });
+  }
   std::vector<std::string> leftovers(std::string_view prefix) {
     return faults_->around(store_call::leftovers, prefix, [&] { return inner_.leftovers(prefix); });
   }

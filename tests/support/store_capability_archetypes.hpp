@@ -5,10 +5,15 @@
 // nothing but the concept.
 #include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/concepts/store_reads.hpp>
+#include <cairn/system/backoff.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 
 #include "support/byte_store_archetype.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -143,6 +148,15 @@ struct linking_archetype : extended_archetype {
   void link(std::string_view from, std::string_view to) & { objects.link(from, to); }
   cairn::memory_store objects;
 };
+/// A link() that hangs: it ends with the time that it is given.
+struct hanging_link_archetype : linking_archetype {
+  using linking_archetype::link;
+  using linking_archetype::linking_archetype;
+  void link(std::string_view, std::string_view to, cairn::deadline until) & {
+    static_cast<void>(cairn::detail::sleep_for(std::chrono::hours(1), until));
+    cairn::fail(cairn::error_id::timeout_write, "the link hung", {.file = std::string(to)});
+  }
+};
 struct not_linking_archetype : linking_archetype {
   using linking_archetype::linking_archetype;
   bool links() & { return false; }
@@ -207,6 +221,7 @@ static_assert(cairn::LockedObjectWriter<locked_writer> && cairn::CountsHelperCpu
 static_assert(cairn::SharedStore<sharing_archetype> && cairn::MayShare<not_sharing_archetype>);
 static_assert(cairn::LinksObjects<linking_archetype> && !cairn::MayLink<linking_archetype> &&
               cairn::MayLink<not_linking_archetype>);
+static_assert(cairn::LinksUntil<hanging_link_archetype> && !cairn::LinksUntil<linking_archetype>);
 static_assert(cairn::WatchesChanges<watching_archetype>);
 static_assert(cairn::LayeredStore<layered_archetype> && cairn::DecodingStore<decoding_archetype>);
 

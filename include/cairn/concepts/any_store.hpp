@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store_model.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 
@@ -176,7 +177,8 @@ class any_store {
 
   /// Whether the store models LinksObjects; where it does not, link() throws usage_error (usage_bad_option).
   [[nodiscard]] bool links() const;
-  void link(std::string_view from, std::string_view to) const;
+  /// See LinksUntil; without a limit where the store has none.
+  void link(std::string_view from, std::string_view to, deadline until = deadline::never()) const;
 
   /// See DecodingStore; true for 0 alone where the store decodes nothing.
   [[nodiscard]] bool decodes(std::uint16_t codec) const;

@@ -92,7 +92,7 @@ struct store_face {
   virtual detail::owned<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
   virtual std::unique_ptr<change_watch> watch(std::string_view prefix) = 0;
   virtual bool links() = 0;
-  virtual void link(std::string_view from, std::string_view to) = 0;
+  virtual void link(std::string_view from, std::string_view to, deadline until) = 0;
   virtual bool decodes(std::uint16_t codec) = 0;
   virtual std::vector<std::byte> description() = 0;
   virtual store_test_report self_test() = 0;
@@ -324,8 +324,11 @@ struct store_model final : store_face {
     else
       return LinksObjects<S>;
   }
-  void link([[maybe_unused]] std::string_view from, [[maybe_unused]] std::string_view to) override {
-    if constexpr (LinksObjects<S>)
+  void link([[maybe_unused]] std::string_view from, [[maybe_unused]] std::string_view to,
+            [[maybe_unused]] deadline until) override {
+    if constexpr (LinksUntil<S>)
+      store.link(from, to, until);
+    else if constexpr (LinksObjects<S>)
       store.link(from, to);
     else
       fail(error_id::usage_bad_option, "this store cannot give an object a second key", {.file = describe()});

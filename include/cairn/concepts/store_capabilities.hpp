@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/model/change_watch.hpp>
+#include <cairn/system/deadline.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -95,6 +96,15 @@ concept MayShare = SharedStore<S> && requires(S& s) {
 template <class S>
 concept LinksObjects = ByteStore<S> && requires(S& s, std::string_view from, std::string_view to) {
   { s.link(from, to) } -> std::same_as<void>;
+};
+
+/// A LinksObjects whose link() ends in time.
+///
+/// - `link(from, to, deadline)`: as link(from, to), but what it waits for beyond the deadline makes it throw
+///   timeout_error (timeout_write).
+template <class S>
+concept LinksUntil = LinksObjects<S> && requires(S& s, std::string_view key, deadline when) {
+  { s.link(key, key, when) } -> std::same_as<void>;
 };
 
 /// A LinksObjects that knows only at run time whether it can link objects, such as a layer over an any_store.

@@ -266,9 +266,9 @@ std::vector<std::string> basic_file_store<F>::keys(std::string_view prefix, std:
 }
 
 template <FileSystem F>
-void basic_file_store<F>::link(std::string_view from, std::string_view to) {
+void basic_file_store<F>::link(std::string_view from, std::string_view to, deadline until) {
   tree_->check_key(from), tree_->check_key(to);
-  detail::file_link<F>(tree_, from, to).run();
+  detail::file_link<F>(tree_, from, to, until).run();
 }
 
 template <FileSystem F>

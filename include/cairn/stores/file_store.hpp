@@ -105,8 +105,9 @@ class basic_file_store {
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts);
 
   /// See LinksObjects: a hard link; where the file system refuses one, a file that shares the blocks of the other one
-  /// (FICLONE), else a copy. Hard links share owner, times and permission bits.
-  void link(std::string_view from, std::string_view to);
+  /// (FICLONE), else a copy. Hard links share owner, times and permission bits. See LinksUntil: a copy ends at the
+  /// deadline; a link, like every other call of the system, ends when the file system ends it.
+  void link(std::string_view from, std::string_view to, deadline until = deadline::never());
 
   /// See WatchesChanges: by inotify(7), which tells nothing of what other hosts write.
   [[nodiscard]] std::unique_ptr<change_watch> watch(std::string_view prefix)

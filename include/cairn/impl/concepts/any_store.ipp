@@ -176,8 +176,8 @@ CAIRN_BODY std::unique_ptr<change_watch> any_store::watch(std::string_view prefi
 CAIRN_BODY bool any_store::links() const {
   return face_->links();
 }
-CAIRN_BODY void any_store::link(std::string_view from, std::string_view to) const {
-  face_->link(from, to);
+CAIRN_BODY void any_store::link(std::string_view from, std::string_view to, deadline until) const {
+  face_->link(from, to, until);
 }
 CAIRN_BODY bool any_store::decodes(std::uint16_t codec) const {
   return face_->decodes(codec);

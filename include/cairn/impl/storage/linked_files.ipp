@@ -83,7 +83,7 @@ CAIRN_BODY bool linked_files::link_all(const save_attempt& of, deadline until) c
   for (std::size_t k = 0; k < files_.size(); ++k) try {
       require_time(until);
       const auto index = first_ + static_cast<std::uint32_t>(k);
-      store_.link(data_key(of.step, context_.rank, of.attempt, index, place_), own(k));
+      store_.link(data_key(of.step, context_.rank, of.attempt, index, place_), own(k), until);
     } catch (const storage_error& e) {
       if (e.id() != error_id::storage_not_found) throw;
       for (std::size_t made = 0; made < k; ++made) store_.remove(own(made));

@@ -167,7 +167,7 @@ CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix) {
   return found;
 }
 
-CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to) {
+CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to, deadline until) {
   const auto source_key = full_key(from), key = full_key(to);
   const auto source = bucket_->client.head(source_key);
   if (!source) fail_no_object(bucket_->client.place(source_key));
@@ -175,10 +175,12 @@ CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to) {
   {
     detail::s3_upload upload(bucket_, key, 0);
     upload.begin();
+    upload.until(until);
     if (upload.take_from(source_key, source->bytes)) return upload.finish();
   }
   detail::s3_upload upload(bucket_, key, source->bytes);
   upload.begin();
+  upload.until(until);
   std::vector<std::byte> buffer(
       static_cast<std::size_t>(std::min<std::uint64_t>(source->bytes, std::uint64_t{16} << 20)));
   for (std::uint64_t at = 0; at < source->bytes; at += buffer.size()) {

@@ -123,12 +123,13 @@ class compressed_store {
 
   /// See MayLink: the compressed file, where the object is one.
   [[nodiscard]] bool links() const { return store().links(); }
-  void link(std::string_view from, std::string_view to) {
+  void link(std::string_view from, std::string_view to, deadline until = deadline::never()) {
     if (is_data(from) && is_data(to)) {
       forget(to);
-      if (store().size(compressed_key(from))) return store().link(compressed_key(from), compressed_key(to));
+      if (store().size(compressed_key(from)))
+        return store().link(compressed_key(from), compressed_key(to), until);
     }
-    store().link(from, to);
+    store().link(from, to, until);
   }
 
   void put_new(std::string_view key, std::span<const std::byte> bytes) { store().put_new(key, bytes); }

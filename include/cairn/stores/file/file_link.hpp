@@ -3,6 +3,9 @@
 #include <cairn/concepts/store_errors.hpp>
 #include <cairn/stores/file/file_names.hpp>
 #include <cairn/stores/file/part_file.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 
 #include <fcntl.h>
 
@@ -23,8 +26,8 @@ namespace detail {
 template <FileSystem F>
 class file_link {
  public:
-  file_link(std::shared_ptr<file_tree<F>> tree, std::string_view from, std::string_view to)
-      : tree_(std::move(tree)), from_(from), to_(to) {}
+  file_link(std::shared_ptr<file_tree<F>> tree, std::string_view from, std::string_view to, deadline until)
+      : tree_(std::move(tree)), from_(from), to_(to), until_(until) {}
 
   void run() {
     file_status source;
@@ -80,6 +83,10 @@ class file_link {
     if (!cloned(source, part)) {
       const auto buffer = tree_->bounces.take();
       for (std::uint64_t at = 0; at < bytes;) {
+        if (until_.passed())
+          fail(error_id::timeout_write,
+               "the file was not copied in time; its file system makes no links to it",
+               {.file = tree_->path_of(to_), .offset = static_cast<std::int64_t>(at)});
         const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(tree_->bounces.size(), bytes - at));
         const auto read = read_fully(tree_->fs, source.get(), buffer.data(), n, at);
         if (read.error != 0 || read.done != n)
@@ -106,6 +113,7 @@ class file_link {
   std::shared_ptr<file_tree<F>> tree_;
   std::string from_;
   std::string to_;
+  deadline until_;
 };
 
 }  // namespace detail
