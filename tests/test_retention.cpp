@@ -420,6 +420,41 @@ TEST_CASE("prune leaves alone what is read, what a run resumed from, and what it
   CHECK(third.list() == steps{1, 50, 70});
 }
 
+TEST_CASE("what a run resumed from stays until it has committed, whoever else tidies up") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  const cairn::any_storage storage(cairn::safetensors_storage{store});
+  small_state t;
+  cairn::checkpointer trainer{store, cairn::keep_last(1), quiet};
+  trainer.save(t.state, 1).wait();
+  cairn::checkpointer second{store, quiet};
+  CHECK(second.resume(t.state, {1}) == 1);  // which leaves no note
+  trainer.save(t.state, 2).wait();
+  CHECK(trainer.list() == steps{1, 2});
+  const auto report = cairn::prune(storage, cairn::keep_last(1), {.remove = true, .live_seconds = -1});
+  CHECK(report.checkpoints.front().kept.starts_with("it is read by process "));
+  SUBCASE("and goes after its commit") {
+    second.save(t.state, 5).wait();
+    trainer.save(t.state, 3).wait();
+    CHECK(trainer.list() == steps{3, 5});
+  }
+  SUBCASE("or when it has gone on from another one") {
+    second.load(t.state, 2);
+    trainer.save(t.state, 3).wait();
+    CHECK(trainer.list() == steps{3});
+  }
+  SUBCASE("or when it ends") {
+    second.close();
+    trainer.save(t.state, 3).wait();
+    CHECK(trainer.list() == steps{3});
+    CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000003"});
+  }
+  SUBCASE("but the run itself may remove it") {
+    second.remove(1);
+    CHECK(trainer.list() == steps{2});
+  }
+}
+
 TEST_CASE("prune removes what it judged, not what a run has made of the step meanwhile") {
   cairn::memory_store store;
   const cairn::any_storage storage(cairn::safetensors_storage{store});
@@ -520,7 +555,7 @@ TEST_CASE("a load and a resume keep what they read from being removed") {
   CHECK(back.is(1));
   CHECK(there == steps{1, 3});
   trainer.save(t.state, 4).wait();
-  CHECK(trainer.list() == steps{4});
+  CHECK(trainer.list() == (resumes ? steps{1, 4} : steps{4}));  // a run stands on what it resumed from
 }
 
 TEST_CASE("resume takes a newer checkpoint where all that it listed were removed meanwhile") {
@@ -674,8 +709,9 @@ class two_runs {
     bool knows = true;                      ///< no step of its line became another one's meanwhile
     std::optional<std::int64_t> committed;  ///< last
     std::optional<std::int64_t> stands_on;
-    std::set<std::int64_t> own;   ///< committed since it stands there
-    std::set<std::int64_t> line;  ///< these, and those before
+    std::optional<std::int64_t> leases;  ///< what it resumed from, until it has committed
+    std::set<std::int64_t> own;          ///< committed since it stands there
+    std::set<std::int64_t> line;         ///< these, and those before
     std::int64_t at = 0;
     [[nodiscard]] bool policies() const { return keep != 0 || every != 0 || best != 0 || within; }
   };
@@ -750,6 +786,7 @@ class two_runs {
     tell(run, "save " + std::to_string(step));
     run.at = step;
     run.committed = step;
+    run.leases.reset();
     run.own.insert(step);
     run.line.insert(step);
     losses_.erase(step);
@@ -779,6 +816,7 @@ class two_runs {
   }
   void set_base_step(one_run& run, std::int64_t step) {
     run.stands_on = step;
+    run.leases.reset();
     run.knows = true;
     run.at = step;
     run.own.clear();
@@ -823,6 +861,7 @@ class two_runs {
       if (!t.is(*step)) wrong_ = "step " + std::to_string(*step) + " resumes with another state";
       fall_backs += *step != there.back();
       set_base_step(run, *step);
+      run.leases = step;
     } catch (const cairn::storage_error& e) {
       if (e.id() != cairn::error_id::storage_nothing_loads) wrong_ = e.what();
       run.ckpt.reset();
@@ -897,13 +936,15 @@ class two_runs {
     readers_.erase(at);
   }
   [[nodiscard]] bool is_leased(std::int64_t step) const {
-    return std::any_of(readers_.begin(), readers_.end(), [&](const auto& r) { return r.step() == step; });
+    return std::any_of(runs_.begin(), runs_.end(), [&](const auto& r) { return r.leases == step; }) ||
+           std::any_of(readers_.begin(), readers_.end(), [&](const auto& r) { return r.step() == step; });
   }
   void look() {
     std::set<std::int64_t> needed;
     for (const auto& run : runs_) {
       if (run.committed) needed.insert(*run.committed);
       if (run.stands_on) needed.insert(*run.stands_on);
+      if (run.leases) needed.insert(*run.leases);
     }
     for (const auto& r : readers_) needed.insert(r.step());
     needed.insert(pins_.begin(), pins_.end());

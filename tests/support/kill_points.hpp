@@ -11,6 +11,8 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -198,6 +200,8 @@ inline std::string litter(const std::string& root, bool marks) {
     if (marks && key.find("/aborted.") != std::string::npos) continue;
     if (key.find('/') == std::string::npos && notes::step_of(key))
       continue;  // belongs to a run that goes on or was killed
+    if (key.starts_with("lease-") && key.find("." + std::to_string(::getpid()) + ".") != std::string::npos)
+      continue;  // of a run of this process, on what it resumed from
     found += key + " ";
   }
   return found;

@@ -140,18 +140,21 @@ class loader {
       bool from_tier = false;
       for (const auto& h : held)
         if (h.step == *step) tried = h, from_tier = true;  // the newest of that step is the last
-      const auto verdict = attempt_to_resume(planner, state, *step, report, from_tier ? &tried : nullptr);
+      checkpoint_lease lease;
+      const auto verdict =
+          attempt_to_resume(planner, state, *step, report, from_tier ? &tried : nullptr, lease);
       if (verdict.outcome == load_outcome::loaded) {
         if (from_tier) report.sources = tier_.sources(tried);
         tier_.loaded(*step, from_tier ? &tried : nullptr, peers());
         report.from_tier = from_tier;
         store_has_resumed_ = !from_tier || has_step(steps, *step);
-        services_->set_base_step(*step);
+        services_->set_base_step(*step, std::move(lease));
         services_->report().loaded(*step, report);
         report_kept_items(report, *step);
         if (among == nullptr) services_->resumed(run, *step);
         return *step;
       }
+      lease.release();
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
       if (from_tier && is_for_want_of_room(verdict.failure)) std::rethrow_exception(verdict.failure);
       auto why = failure_text(verdict.failure);
@@ -281,9 +284,9 @@ class loader {
     return decode_steps(listed);
   }
   load_verdict attempt_to_resume(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                                 load_report& report, const held_step* held) {
+                                 load_report& report, const held_step* held, checkpoint_lease& lease) {
     try {
-      return attempt(planner, state, step, {}, report, held);
+      return attempt(planner, state, step, {}, report, held, &lease);
     } catch (const peer_error&) {
       throw;
     } catch (const timeout_error&) {
@@ -430,13 +433,15 @@ class loader {
       known_.clear();
     }
   }
-  /// See fetch().
+  /// See fetch(). `lease` takes over that of the checkpoint.
   load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                       load_request request, load_report& report, const held_step* held) {
+                       load_request request, load_report& report, const held_step* held,
+                       checkpoint_lease* lease = nullptr) {
     request.rank = group_.rank();
     request.world_size = group_.size();
     saved_.clear();
-    const auto opened = fetch(step, held);
+    auto opened = fetch(step, held);
+    if (lease != nullptr) *lease = std::move(opened.lease);
     std::exception_ptr failure;
     try {
       // What the tier of one host holds is read without messages: a rank that cannot leaves none of them waiting.

@@ -8,6 +8,7 @@
 #include <cairn/concepts/any_observer.hpp>
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/any_writer.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/observe/event_reporter.hpp>
@@ -57,9 +58,14 @@ class save_services : public std::enable_shared_from_this<save_services> {
   void resumed(const run_id& run, std::int64_t step) noexcept {
     restarts_.resumed(writer_, run, step, reporter_);
   }
-  void closed() noexcept { restarts_.closed(writer_, reporter_); }
-  /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts.
-  void set_base_step(std::int64_t step) noexcept {
+  void closed() noexcept {
+    restarts_.closed(writer_, reporter_);
+    hold_base({});
+  }
+  /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which
+  /// keeps it until the run has committed, so that it stays whoever else tidies up.
+  void set_base_step(std::int64_t step, checkpoint_lease lease = {}) noexcept {
+    hold_base(std::move(lease));
     if (!retains()) return;
     try {
       retention_.set_base_step(step, reader_.list());
@@ -68,6 +74,11 @@ class save_services : public std::enable_shared_from_this<save_services> {
                        std::current_exception());
       retention_.set_base_step_unlisted(step);
     }
+  }
+  /// Its own lease on a step does not keep this run from removing it.
+  void give_base_back(std::int64_t step) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (base_lease_.held() && base_lease_.step() == step) base_lease_.release();
   }
   /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
   /// process may not write, which is told once; anything else, too, if `reading`: loads go on without.
@@ -107,6 +118,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
     if (failure == nullptr) {
       held_reported_ = false;
       history_.committed(report);
+      hold_base({});
       restarts_.committed(writer_, report.step, reporter_);
     }
     step_listing listing(reader_);
@@ -134,6 +146,10 @@ class save_services : public std::enable_shared_from_this<save_services> {
   }
 
  private:
+  void hold_base(checkpoint_lease next) noexcept {
+    const std::lock_guard lock(mutex_);
+    base_lease_ = std::move(next);
+  }
   /// A save that goes to no store is held by this rank.
   void held(const save_report& report, save_journal* journal) noexcept {
     std::vector<save_span> spans;
@@ -271,6 +287,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   std::atomic<bool> refused_reported_{false};
   std::atomic<bool> held_reported_{false};
   mutable std::mutex mutex_;
+  checkpoint_lease base_lease_;  ///< of rank 0
   int failures_ = 0;
   std::exception_ptr last_failure_;
 };

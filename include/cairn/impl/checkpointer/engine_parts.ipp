@@ -178,6 +178,7 @@ class composed_engine final : public engine {
         group_,
         [&] {
           saves_.all().wait_for_step(step);  // remove() would end a save that is under way
+          services_->give_base_back(step);
           services_->writer().remove(step);
           return std::vector<std::byte>();
         },
