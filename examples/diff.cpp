@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <string>
 
+#include "tools/annotations.hpp"
 #include "tools/checkpoint.hpp"
 #include "tools/json.hpp"
 #include "tools/program.hpp"
@@ -61,6 +62,18 @@ std::string json_of(const cairn::item_difference& d) {
   return o.line();
 }
 
+std::string line_of(const cairn::annotation_difference& d) {
+  const auto text = [](const auto& value) { return value ? tools::annotation_text(*value) : "(not said)"; };
+  return "annotation " + d.name + "  " + text(d.a) + " | " + text(d.b);
+}
+std::string json_of(const cairn::annotation_difference& d) {
+  tools::json_object o;
+  o.text("annotation", d.name);
+  if (d.a) tools::add_annotation(o, "a", *d.a);
+  if (d.b) tools::add_annotation(o, "b", *d.b);
+  return o.line();
+}
+
 int compare(diff_arguments& arguments, tools::terminal& lines) {
   const cairn::stop_signal stop{SIGINT, SIGTERM};
   auto a = tools::open_checkpoint(arguments.a, arguments.step_a);
@@ -76,6 +89,7 @@ int compare(diff_arguments& arguments, tools::terminal& lines) {
     lines.complain("ended by a signal; nothing is known");
     return trouble;
   }
+  for (const auto& d : report.annotations) lines.say(arguments.json ? json_of(d) : line_of(d));
   for (const auto& d : report.differences) lines.say(arguments.json ? json_of(d) : line_of(d));
   const auto differing = report.differences.size();
   if (arguments.json)
@@ -85,6 +99,7 @@ int compare(diff_arguments& arguments, tools::terminal& lines) {
                   .step("step_b", b.step())
                   .number("items", report.items)
                   .number("differing_items", differing)
+                  .number("differing_annotations", report.annotations.size())
                   .number("bytes_read", report.bytes_read)
                   .line());
   else
@@ -105,6 +120,7 @@ int main(int argc, char** argv) {
       "are\n"
       "cut alike, digests decide and nothing is read; what other numbers of ranks wrote is read and "
       "compared.\n"
+      "Tells also in what their annotations differ, which has no part in the exit status.\n"
       "Changes nothing.",
       "diff"};
   app.footer(std::string(tools::url_help) + tools::checkpoint_help +

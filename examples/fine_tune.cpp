@@ -3,7 +3,8 @@
 // expect: start 2 goes on from step 3
 //
 // The beginning of a fine-tuning: weights from a directory of Hugging Face, under other names, in another dtype, for a
-// vocabulary that was rounded up; then checkpoints of the run's own, which are what a second start goes on from.
+// vocabulary that was rounded up; then checkpoints of the run's own, which are what a second start goes on from. The
+// embedding is not trained: it is written once by each start, and later checkpoints link its file.
 //   fine_tune MODEL RUN     MODEL: a directory with *.safetensors; RUN: where this run saves
 #include <cairn/cairn.hpp>
 #include <cairn/load_options.hpp>
@@ -42,7 +43,7 @@ struct tuned_model {
   std::vector<float> moments = std::vector<float>(width * width);  // of the optimizer: no model has them
 
   void register_weights(cairn::state_dict& state) {
-    state.tensor("wte", embedding, {padded_words, width});
+    state.tensor("wte", embedding, {padded_words, width}, cairn::frozen);
     state.tensor("blocks.0.mlp", mlp, {width, width});
   }
   void register_all(cairn::state_dict& state) {

@@ -13,6 +13,7 @@
 #include <cairn/storage/manifest/names.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -28,8 +29,11 @@
 #include "inspect/steps.hpp"
 #include "inspect/tier.hpp"
 #include "inspect/watch.hpp"
+#include "tools/annotations.hpp"
+#include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
+#include "tools/terminal.hpp"
 
 namespace {
 
@@ -132,18 +136,8 @@ void print_annotations(const cairn::metadata& content) {
   if (content.state_version != 0)
     std::printf("version of the state %lld\n", static_cast<long long>(content.state_version));
   if (!content.annotations.empty()) std::printf("\nannotations\n");
-  for (const auto& a : content.annotations) {
-    std::string value = a.value.text();
-    if (a.value.kind() == cairn::annotation_kind::boolean)
-      value = a.value.integer() != 0 ? "true" : "false";
-    else if (a.value.kind() == cairn::annotation_kind::integer)
-      value = std::to_string(a.value.integer());
-    else if (a.value.kind() == cairn::annotation_kind::real)
-      value = tools::number_text(*a.value.number());
-    for (auto& c : value)
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-    std::printf("%-28s %s\n", a.name.c_str(), value.c_str());
-  }
+  for (const auto& a : content.annotations)
+    std::printf("%-28s %s\n", a.name.c_str(), tools::annotation_text(a.value).c_str());
 }
 
 /// Everything about one checkpoint, or about those of its items that match a pattern; false if none does.
@@ -153,10 +147,7 @@ bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
   reader.load_records(checkpoint, cairn::deadline::never());
   const cairn::manifest& m = checkpoint.manifest();
   const auto wanted = [&](const auto& item) { return cairn::is_wanted(patterns, item.name); };
-  if (!patterns.empty() && std::none_of(m.content.items.begin(), m.content.items.end(), wanted))
-    return std::fprintf(stderr, "%s: no item of step %lld matches --items\n", tools::program_name(),
-                        static_cast<long long>(step)),
-           false;
+  if (!patterns.empty() && std::none_of(m.content.items.begin(), m.content.items.end(), wanted)) return false;
   if (json) {
     inspecting::print_json(inspecting::json_of(m, ""));
   } else {
@@ -185,46 +176,49 @@ bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
 }
 
 /// Reads all of the checkpoints of these steps.
-exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps) {
+exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, tools::terminal& lines) {
   exit_status status = tools::fine;
   for (const auto step : steps) {
+    const auto name = "step " + std::to_string(step);
     try {
       const auto begin = std::chrono::steady_clock::now();
       auto checkpoint = open(reader, step);
-      const auto bytes = reader.verify(checkpoint, cairn::deadline::never());
+      std::uint64_t all = 0;
+      std::atomic<std::uint64_t> done{0};
+      for (const auto& record : checkpoint.manifest().records)
+        if (record.rank == checkpoint.manifest().placement.first_of(record.rank)) all += record.data_bytes;
+      const auto bytes = reader.verify(checkpoint, cairn::deadline::never(), [&](std::uint64_t next) {
+        lines.progress(name + "  reading", done.fetch_add(next), all);
+      });
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-      std::printf("step %lld  verified: %s read in %.2f s, every digest is right\n",
-                  static_cast<long long>(step), size_text(bytes).c_str(), seconds.count());
+      char text[40];
+      std::snprintf(text, sizeof text, " read in %.2f s", seconds.count());
+      lines.say(name + "  verified: " + size_text(bytes) + text + ", every digest is right");
     } catch (const cairn::error& error) {
       const auto found = tools::status_of(error);
       status = tools::worse(status, found);
-      std::fflush(stdout);
-      std::fprintf(stderr, "%s: step %lld %s: %s\n", tools::program_name(), static_cast<long long>(step),
-                   found == tools::damaged ? "is damaged" : "cannot be read", error.what());
+      lines.complain(name + (found == tools::damaged ? " is damaged: " : " cannot be read: ") + error.what());
     }
-    std::fflush(stdout);
   }
   return status;
 }
 
-exit_status inspect(const inspect_options& options) {
+exit_status inspect(const inspect_options& options, tools::terminal& lines) {
   if (const auto directory = tools::directory_of(options.url)) {
     std::error_code unknown;
     const auto there = std::filesystem::status(*directory, unknown).type();
     if (there == std::filesystem::file_type::not_found && !options.watch) {
-      std::fprintf(stderr, "%s: %s does not exist\n", tools::program_name(), options.url.c_str());
+      lines.complain(options.url + " does not exist");
       return tools::nothing_there;
     }
     if (there == std::filesystem::file_type::regular) {
-      std::fprintf(stderr, "%s: %s is a file; give the directory that holds the checkpoints\n",
-                   tools::program_name(), options.url.c_str());
+      lines.complain(options.url + " is a file; give the directory that holds the checkpoints");
       return tools::wrong_options;
     }
     if (const auto job = inspecting::job_of_tier(*directory); !job.empty()) {
       if (!options.watch && options.step < 0 && options.items.empty())
         return inspecting::print_tier(*directory, job, options.verify);
-      std::fprintf(stderr, "%s: %s is a local tier, of which only --verify can be asked\n",
-                   tools::program_name(), options.url.c_str());
+      lines.complain(options.url + " is a local tier, of which only --verify can be asked");
       return tools::wrong_options;
     }
   }
@@ -237,15 +231,17 @@ exit_status inspect(const inspect_options& options) {
   auto steps = reader.list();
   if (options.step >= 0) steps = {options.step};
   if (steps.empty()) {
-    std::fprintf(stderr, "%s: there is no checkpoint in %s\n", tools::program_name(), options.url.c_str());
+    lines.complain("there is no checkpoint in " + options.url);
     return tools::nothing_there;
   }
-  if (!one) return verify(reader, steps);
-  if (!print_checkpoint(store, reader, steps.back(), options.items, options.json))
+  if (!one) return verify(reader, steps, lines);
+  if (!print_checkpoint(store, reader, steps.back(), options.items, options.json)) {
+    lines.complain("no item of step " + std::to_string(steps.back()) + " matches --items");
     return tools::nothing_there;
+  }
   if (!options.verify) return tools::fine;
   std::printf("\n");
-  return verify(reader, {steps.back()});
+  return verify(reader, {steps.back()}, lines);
 }
 
 }  // namespace
@@ -255,13 +251,9 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Shows what a store of checkpoints holds. Without options: a line for each checkpoint. Changes "
       "nothing.",
-      tools::program_name()};
-  app.footer(
-      std::string(tools::url_help) +
-      "Exit status: 0 all is well; 1 another failure; 2 wrong options; 3 nothing there: no directory, no\n"
-      "checkpoint, no such step or item; 4 a checkpoint is damaged; 5 something could not be read: "
-      "permission,\n"
-      "I/O error, a limit; 6 --watch ended before --until was reached.");
+      "inspect"};
+  app.footer(std::string(tools::url_help) + tools::status_help +
+             "\n6 --watch ended before --until was reached.");
   app.add_option("url", options.url, "where the checkpoints are")->required()->option_text("URL");
   auto* step =
       app.add_option("--step", options.step,
@@ -300,20 +292,5 @@ int main(int argc, char** argv) {
                  "after so many seconds (60)")
       ->check(CLI::NonNegativeNumber)
       ->needs(watch);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? tools::fine : tools::wrong_options;
-  }
-  try {
-    return inspect(options);
-  } catch (const cairn::error& error) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "%s: %s\n", tools::program_name(), error.what());
-    return tools::status_of(error);
-  } catch (const std::exception& error) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "%s: %s\n", tools::program_name(), error.what());
-    return tools::failed;
-  }
+  return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return inspect(options, lines); });
 }

@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "tools/json.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -39,6 +40,7 @@ struct scavenge_arguments {
   std::vector<int> parity;
   std::int64_t step = -1;
   bool dry_run = false;
+  bool json = false;
 };
 
 /// The name of the job whose local tier lies in a directory; empty where none does.
@@ -112,7 +114,10 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
     directories.push_back(directory);
   }
   if (directories.empty()) return tools::nothing_there;
-  lines.say("the job saved to " + job);
+  const auto told = [&](const std::string& text, const tools::json_object& object) {
+    lines.say(arguments.json ? object.line() : text);
+  };
+  told("the job saved to " + job, tools::json_object().text("job", job));
   const auto by = redundancy_of(arguments);
   std::vector<std::string> notes;
   const auto look = [&] {
@@ -123,10 +128,14 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
   };
   auto steps = look();
   for (const auto& s : steps)
-    lines.say("step " + std::to_string(s.which.step) + "  " +
-              (s.lost.empty()      ? "whole"
-               : s.missing.empty() ? tools::count_text(s.lost.size(), "image") + " lost, which can be rebuilt"
-                                   : "cannot be saved: " + s.missing));
+    told("step " + std::to_string(s.which.step) + "  " +
+             (s.lost.empty()      ? "whole"
+              : s.missing.empty() ? tools::count_text(s.lost.size(), "image") + " lost, which can be rebuilt"
+                                  : "cannot be saved: " + s.missing),
+         tools::json_object()
+             .step("step", s.which.step)
+             .number("lost_images", s.lost.size())
+             .text("cannot_be_saved", s.missing));
   if (arguments.dry_run) return steps.empty() ? tools::nothing_there : tools::fine;
 
   const tools::storage_type to{tools::open_store(store_name)};
@@ -137,8 +146,9 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
     const auto step = s->which.step;
     const auto name = "step " + std::to_string(step);
     if (arguments.step < 0 && !stored.empty() && stored.back() >= step) {
-      lines.say("step " + std::to_string(stored.back()) +
-                "  is the newest of the store already; nothing was saved");
+      told(
+          "step " + std::to_string(stored.back()) + "  is the newest of the store already; nothing was saved",
+          tools::json_object().step("newest_of_store", stored.back()));
       return tools::fine;
     }
     if (arguments.step < 0 && !leads_on(s->which, newest)) {
@@ -160,7 +170,8 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
         notes.clear();
         cairn::rebuild_lost_images(directories, by, *found, directories.front(), notes);
         for (const auto& note : notes) lines.complain(note);
-        lines.say(name + "  " + tools::count_text(found->lost.size(), "image") + " rebuilt");
+        told(name + "  " + tools::count_text(found->lost.size(), "image") + " rebuilt",
+             tools::json_object().step("step", step).number("rebuilt_images", found->lost.size()));
       }
       auto from = cairn::surviving_store(directories, *found);
       cairn::copy_options options;
@@ -175,9 +186,13 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
         lines.complain("ended by a signal; " + name + " is not committed. The same command goes on");
         return tools::failed;
       }
-      lines.say(name + (report.ended == outcome::was_there
-                            ? "  is there already"
-                            : "  saved and verified: " + tools::size_text(report.sent_bytes)));
+      const bool was_there = report.ended == outcome::was_there;
+      told(name + (was_there ? "  is there already"
+                             : "  saved and verified: " + tools::size_text(report.sent_bytes)),
+           tools::json_object()
+               .step("step", step)
+               .truth("saved", !was_there)
+               .number("sent_bytes", report.sent_bytes));
       return tools::fine;
     } catch (const cairn::corrupt_error& e) {
       lines.complain(name + ": " + e.what());
@@ -215,5 +230,6 @@ int main(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber)
       ->option_text("N");
   app.add_flag("--dry-run", arguments.dry_run, "say what is there, and change nothing");
+  app.add_flag("--json", arguments.json, tools::json_help);
   return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return run(arguments, lines); });
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat reshard prune scavenge doctor helper_s3_server
+# needs: train_gpt evaluate inspect verify copy export_safetensors import_safetensors diff stat reshard prune scavenge doctor fine_tune helper_s3_server
 """The programs for checkpoints by URL, as a user calls them: training, inspecting, verifying, copying and exporting, on
 directories and on the scripted S3 server.
 
-usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD PRUNE SCAVENGE DOCTOR HELPER_S3_SERVER
+usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD PRUNE SCAVENGE DOCTOR FINE_TUNE HELPER_S3_SERVER
 """
 
 import glob
@@ -24,12 +24,18 @@ import numpy
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+try:
+    import torch
+    from safetensors.torch import load_file as torch_load_file
+except ImportError:
+    torch = None
+
 from python import programs
 from python.programs import expect
 from python.scripted_server import ScriptedServer
 
-TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, SCAVENGE, DOCTOR, SERVER = (
-    os.path.abspath(path) for path in sys.argv[1:15])
+TRAIN, EVALUATE, INSPECT, VERIFY, COPY, EXPORT, IMPORT, DIFF, STAT, RESHARD, PRUNE, SCAVENGE, DOCTOR, FINE_TUNE, SERVER = (
+    os.path.abspath(path) for path in sys.argv[1:16])
 TEXT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "LICENSE")
 SHAPE = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--text", TEXT]
 FINE, FAILED, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, _, NOT_FINITE = range(8)
@@ -156,7 +162,7 @@ def check_training(root, server):
 def check_progress(root, directory):
     """On a terminal, and there alone, a line tells how far the work is."""
     for doing, *command in (("reading", VERIFY, directory), ("sending", COPY, directory, root + "/shown"),
-                            ("writing", EXPORT, directory, root + "/shown-model")):
+                            ("writing", EXPORT, directory, root + "/shown-model"), ("reading", INSPECT, directory, "--verify")):
         expect(shown(*command), rf"step [24]  {doing}  +\d+ %  [\d.]+ \w+ of [\d.]+ \w+")
     assert "%" not in run(VERIFY, directory)
 
@@ -350,6 +356,37 @@ def check_import(root, server):
     run(IMPORT, model, root + "/of-damaged", status=DAMAGED)
 
 
+def check_linked(root, server):
+    """Steps whose frozen weights share a file: stock readers and every program take each of them for a whole one."""
+    directory, bucket = root + "/linked", server.url("linked")
+    expect(run(FINE_TUNE, root + "/linked-model", directory), "^start 2 goes on from step 3$")
+    step = directory + "/step-00000003"
+    shared = [path for path in glob.glob(step + "/*.safetensors") if os.stat(path).st_nlink == 3]
+    assert len(shared) == 1, shared
+    expected = whole_tensors(step)  # by the stock reader
+    assert expected.keys() == {"wte", "blocks.0.mlp", "adam.blocks.0.mlp"}, expected.keys()
+    if torch is not None:
+        for path in glob.glob(step + "/*.safetensors"):
+            for name, tensor in torch_load_file(path).items():
+                assert tensor.numpy().tobytes() == expected[name].tobytes(), name
+    assert run(VERIFY, directory).count("every digest is right") == 6
+    run(COPY, directory, bucket)
+    run(COPY, bucket, root + "/linked-copy", "--step", 3)
+    for other in (1, 2, 4, 5, 6):  # by hand, as anybody may
+        shutil.rmtree(f"{directory}/step-{other:08}")
+        expect(run(VERIFY, directory, "--step", 3), "every digest is right")
+    assert os.stat(shared[0]).st_nlink == 1
+    for there in (bucket, root + "/linked-copy"):
+        expect(run(DIFF, directory, there, "--step-b", 3), "^equal: 3 items; 0 bytes read$")
+    run(EXPORT, directory, root + "/linked-exported")
+    exported = load_file(root + "/linked-exported/model-00001-of-00001.safetensors")
+    assert exported.keys() == expected.keys()
+    assert all(exported[name].tobytes() == tensor.tobytes() for name, tensor in expected.items())
+    run(RESHARD, directory, root + "/linked-resharded", "--ranks", 2)
+    expect(run(DIFF, directory, root + "/linked-resharded"), "^equal: 3 items; ")
+    expect(run(STAT, directory), r"^wte +F32 +\[16, 8\] ")
+
+
 def check_diff(root, directory, server):
     """Steps of a run, runs of other ranks, copies and exports, on directories and buckets."""
     expect(run(DIFF, directory, server.url("to-export")), "^equal: 27 items; 0 bytes read$")
@@ -360,7 +397,11 @@ def check_diff(root, directory, server):
     assert run(DIFF, directory, server.url("to-export"), "--step-a", 2, "--step-b", 4, status=DIFFERENT) == told
     expected = [whole_tensors(directory + f"/step-0000000{step}") for step in (2, 4)]
     lines = [json.loads(line) for line in run(DIFF, *steps, "--values", "--json", status=DIFFERENT).splitlines()]
+    said = lines.pop(0)  # what annotate() said comes first
+    assert said["annotation"] == "loss" and isinstance(said["a"], float) and said["a"] != said["b"], said
+    expect(told, r"^annotation loss  [\d.]+ \| [\d.]+$")
     assert not lines[-1]["equal"] and lines[-1]["differing_items"] == len(lines) - 1
+    assert lines[-1]["differing_annotations"] == 1
     for line in lines[:-1]:
         if line["item"] not in expected[0] or "largest_absolute" not in line:
             continue
@@ -489,6 +530,7 @@ def main():
         check_copy(root, directory, server)
         check_kills(root, directory, server)
         check_export(root, directory, server)
+        check_linked(root, server)
         check_diff(root, directory, server)
         check_stat(root, directory)
         check_reshard(root, directory, server)

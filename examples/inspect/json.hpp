@@ -8,26 +8,14 @@
 #include <cstdio>
 #include <string>
 
+#include "../tools/annotations.hpp"
 #include "../tools/json.hpp"
 
 namespace inspecting {
 
 inline std::string json_of(const cairn::annotations& said) {
   tools::json_object all;
-  for (const auto& a : said) switch (a.value.kind()) {
-      case cairn::annotation_kind::text:
-        all.text(a.name, a.value.text());
-        break;
-      case cairn::annotation_kind::integer:
-        all.step(a.name, a.value.integer());
-        break;
-      case cairn::annotation_kind::real:
-        all.real(a.name, *a.value.number());
-        break;
-      case cairn::annotation_kind::boolean:
-        all.truth(a.name, a.value.integer() != 0);
-        break;
-    }
+  for (const auto& a : said) tools::add_annotation(all, a.name, a.value);
   return all.line();
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 #include <cairn/manage/element_values.hpp>
 #include <cairn/manage/readable_checkpoint.hpp>
+#include <cairn/model/annotations.hpp>
 #include <cairn/system/callback.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,13 +50,21 @@ struct item_difference {
   value_differences values = {};  ///< of the elements that had to be read
 };
 
+/// What is said about only one of two checkpoints, or otherwise about the other one.
+struct annotation_difference {
+  std::string name;                   ///< of the annotation
+  std::optional<annotation_value> a;  ///< nothing where it is not
+  std::optional<annotation_value> b;  ///< nothing where it is not
+};
+
 /// The result of a comparison.
 struct compare_report {
-  std::vector<item_difference> differences = {};  ///< by name
-  std::uint64_t items = 0;                        ///< names that were compared
-  std::uint64_t by_digests = 0;                   ///< of these, decided without reading their bytes
-  std::uint64_t bytes_read = 0;                   ///< of both
-  bool complete = true;                           ///< false: `stop` said so; differences may be missing
+  std::vector<item_difference> differences = {};        ///< by name
+  std::vector<annotation_difference> annotations = {};  ///< by name; equal() does not ask for them
+  std::uint64_t items = 0;                              ///< names that were compared
+  std::uint64_t by_digests = 0;                         ///< of these, decided without reading their bytes
+  std::uint64_t bytes_read = 0;                         ///< of both
+  bool complete = true;                                 ///< false: `stop` said so; differences may be missing
   /// True if everything was compared and nothing differs.
   [[nodiscard]] bool equal() const noexcept { return complete && differences.empty(); }
 };

@@ -4,6 +4,7 @@
 #include <cairn/manage/element_reads.hpp>
 #include <cairn/manage/element_values.hpp>
 #include <cairn/manage/readable_checkpoint.hpp>
+#include <cairn/model/annotations.hpp>
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
@@ -32,6 +33,22 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+[[nodiscard]] inline std::vector<annotation_difference> differences_of(const annotations& a,
+                                                                       const annotations& b) {
+  std::vector<annotation_difference> found;
+  for (const auto& said : a) {
+    const auto* other = b.find(said.name);
+    if (other == nullptr)
+      found.push_back({said.name, said.value, {}});
+    else if (!(said.value == *other))
+      found.push_back({said.name, said.value, *other});
+  }
+  for (const auto& said : b)
+    if (a.find(said.name) == nullptr) found.push_back({said.name, {}, said.value});
+  detail::sort(found, [](const auto& x, const auto& y) { return x.name < y.name; });
+  return found;
+}
 
 /// One comparison. One use.
 class checkpoint_comparison {
@@ -343,7 +360,9 @@ CAIRN_BODY std::string_view name_of(difference_kind kind) noexcept {
 
 CAIRN_BODY compare_report compare_checkpoints(readable_checkpoint& a, readable_checkpoint& b,
                                               const compare_options& options) {
-  return detail::checkpoint_comparison(a, b, options).run();
+  auto report = detail::checkpoint_comparison(a, b, options).run();
+  report.annotations = detail::differences_of(a.metadata().annotations, b.metadata().annotations);
+  return report;
 }
 
 }  // namespace v1
