@@ -19,6 +19,7 @@
 #endif
 
 #include <doctest/doctest.h>
+#include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
 
 #include <fcntl.h>
@@ -31,43 +32,22 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 namespace {
 using namespace cairn;
+using cairn_test::on_all_ranks;
 using cairn_test::scratch_directory;
 namespace fs = std::filesystem;
-
-/// body(rank) on a thread for each rank; the first failure is thrown.
-void on_all_ranks(int count, const std::function<void(int)>& body) {
-  std::exception_ptr failure;
-  std::mutex mutex;
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < count; ++rank)
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank);
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!failure) failure = std::current_exception();
-        }
-      });
-  }
-  if (failure) std::rethrow_exception(failure);
-}
 
 /// A tensor in shards of uneven sizes, one that all ranks have, a value, and bytes of each rank's own.
 struct model {

@@ -16,6 +16,7 @@
 #endif
 
 #include <doctest/doctest.h>
+#include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
 
 #include <algorithm>
@@ -24,17 +25,15 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 namespace {
 using namespace cairn;
+using cairn_test::on_all_ranks;
 using cairn_test::scratch_directory;
 namespace fs = std::filesystem;
 
@@ -58,26 +57,6 @@ struct model {
         tensors[i][k] = static_cast<float>((k * 31 + i * 7 + static_cast<std::size_t>(step) * 13) % 10'007);
   }
 };
-
-/// body(rank) on a thread for each rank; the first failure is thrown.
-template <class Body>
-void on_all_ranks(int count, const Body& body) {
-  std::exception_ptr failure;
-  std::mutex mutex;
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < count; ++rank)
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank);
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!failure) failure = std::current_exception();
-        }
-      });
-  }
-  if (failure) std::rethrow_exception(failure);
-}
 
 /// Hosts with their directories, in the order of ranks: rank 3 shares the host of rank 2 where there are three.
 struct hosts {

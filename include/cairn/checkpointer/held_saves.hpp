@@ -73,16 +73,9 @@ class held_saves {
           return std::vector<std::byte>();
         },
         until));
-    std::exception_ptr failure;
-    try {
+    on_each_rank(group, until, [&] {
       if (group.rank() != 0) tier_->open(user);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    if (group.size() > 1)
-      group.barrier(until, failure);
-    else if (failure != nullptr)
-      std::rethrow_exception(failure);
+    });
     if (pieces_ != nullptr) places_ = pieces_->open(group, spread_, peer_timeout);
   }
   [[nodiscard]] std::string describe_redundancy() const {
@@ -250,19 +243,12 @@ class held_saves {
   void check_room_of_places(collectives& group, const image_layout& layout, deadline until) {
     auto needs = std::vector<std::vector<std::byte>>{wire_writer().put(tier_->missing(layout)).take()};
     if (group.size() > 1) needs = group.all_gather(std::move(needs.front()), until);
-    std::exception_ptr failure;
-    try {
+    on_each_rank(group, until, [&] {
       std::uint64_t bytes = 0;
       for (std::size_t rank = 0; rank < needs.size(); ++rank)
         if (places_.at(rank) == group.rank()) bytes += wire_reader(needs[rank]).get<std::uint64_t>();
       if (bytes != 0) tier_->check_room(bytes);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    if (group.size() > 1)
-      group.barrier(until, failure);
-    else if (failure != nullptr)
-      std::rethrow_exception(failure);
+    });
   }
   void tell_base() {
     if (!base_) return;

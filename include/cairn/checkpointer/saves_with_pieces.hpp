@@ -56,15 +56,11 @@ class saves_with_pieces {
       places.push_back(lowest.try_emplace(in.get<std::int32_t>(), rank).first->second);
       groups.push_back(in.get_string());
     }
-    failure = nullptr;
-    try {
+    on_each_rank(group, until, [&] {
       redundancy_->open(group, groups, places, tier, peer_timeout, until);
       redundancy_->when_ended(
           [this](std::uint64_t save_count, const redundancy_report& report) { ended(save_count, report); });
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    group.barrier(until, failure);
+    });
     return places;
   }
   [[nodiscard]] std::string describe() const { return redundancy_->describe(); }

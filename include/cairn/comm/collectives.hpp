@@ -150,6 +150,23 @@ class collectives {
   detail::owned<detail::collective_call> exchange_;  ///< the one under way
 };
 
+namespace detail {
+
+/// Runs body() on this rank and returns when all ranks have run theirs. Collective: throws on all of them what one of
+/// them throws; no message where there is one rank.
+template <class Body>
+void on_each_rank(collectives& group, deadline until, Body&& body) {
+  if (group.size() == 1) return body();
+  std::exception_ptr failure;
+  try {
+    body();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  group.barrier(until, failure);
+}
+
+}  // namespace detail
 }  // namespace v1
 }  // namespace cairn
 

@@ -372,13 +372,9 @@ CAIRN_BODY void spread_recovery::bring_plan(const surveyed_save& save, deadline 
                                          ? collective_input::from([&] { return tier_->plan_of(save); })
                                          : collective_input(),
                                      until);
-  std::exception_ptr failure;
-  try {
+  on_each_rank(group_, until, [&] {
     if (!has(own_place()) && looks_after_place()) tier_->take_plan(save, plan);
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  group_.barrier(until, failure);
+  });
 }
 
 CAIRN_BODY void spread_recovery::make_complete(const held_step& which, deadline until) {

@@ -232,16 +232,12 @@ CAIRN_BODY thread_link thread_link_group::link(int rank) const {
 }
 CAIRN_BODY thread_link thread_link_group::connect(collectives& job, deadline until) const {
   std::optional<thread_link> made;
-  std::exception_ptr failure;
-  try {
+  detail::on_each_rank(job, until, [&] {
     if (job.size() != size())
       fail(error_id::usage_bad_option, "a thread_link_group has a link for each rank of a job",
            {.expected = std::to_string(job.size()), .got = std::to_string(size())});
     made.emplace(link(job.rank()));
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  job.barrier(until, failure);
+  });
   return std::move(*made);
 }
 CAIRN_BODY void thread_link_group::lose(int rank) const {

@@ -159,15 +159,11 @@ CAIRN_BODY tls_link tls_link::connect(collectives& job, const tls_link_options& 
   }
   auto all = failure != nullptr ? job.all_gather(failure, until) : job.all_gather(std::move(own), until);
   std::optional<tls_link> made;
-  failure = nullptr;
-  try {
+  // A rank alone may have had no thread or no memory left.
+  detail::on_each_rank(job, until, [&] {
     const auto shared = detail::take_link_key(all.front());
     made.emplace(std::move(*port), shared, job.rank(), all);
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  // A rank alone may have had no thread or no memory left.
-  job.barrier(until, failure);
+  });
   return std::move(*made);
 }
 
