@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -137,7 +138,7 @@ class checkpointer : public checkpointer_base {
     const auto tier = take_tier(arguments);
     detail::engine_parts parts{.storage = std::move(storage),
                                .planners = take_planners(arguments),
-                               .stager = tier != nullptr ? tier->stager() : take_stager(arguments),
+                               .stager = take_stager(tier, arguments),
                                .executor = take_executor(arguments),
                                .communicator = take_communicator(arguments),
                                .observer = take_observer(arguments),
@@ -145,16 +146,20 @@ class checkpointer : public checkpointer_base {
                                .keep = {},
                                .overlapped = Overlapped,
                                .checked = false,
-                               .devices = take_devices(arguments),
-                               .tier = tier};
-    if constexpr (detail::count_of<role::persist, P...> == 1)
-      parts.persisting = detail::take<role::persist, persist, P...>(arguments);
-    if constexpr (!std::is_void_v<redundancy>) {
-      using links = detail::pick_t<role::link, void, P...>;
-      parts.spread = tier;
-      parts.redundancy =
-          make_redundant_saves(detail::take<role::redundancy, redundancy, P...>(arguments),
-                               any_link_maker(detail::take<role::link, links, P...>(arguments)));
+                               .devices = take_devices(arguments)};
+    if constexpr (detail::count_of<role::tier, P...> == 1) {
+      std::optional<persist> persisting;
+      if constexpr (detail::count_of<role::persist, P...> == 1)
+        persisting = detail::take<role::persist, persist, P...>(arguments);
+      std::shared_ptr<spread_tier> spread;
+      detail::owned<detail::redundant_saves> redundant;
+      if constexpr (!std::is_void_v<redundancy>) {
+        using links = detail::pick_t<role::link, void, P...>;
+        spread = tier;
+        redundant = make_redundant_saves(detail::take<role::redundancy, redundancy, P...>(arguments),
+                                         any_link_maker(detail::take<role::link, links, P...>(arguments)));
+      }
+      parts.tier = detail::make_tier_parts(tier, persisting, std::move(spread), std::move(redundant));
     }
     if constexpr (detail::count_of<role::check, P...> == 1)
       parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
@@ -187,9 +192,11 @@ class checkpointer : public checkpointer_base {
       return planners;
     }
   }
-  template <class... P>
-  static any_stager take_stager(std::tuple<P&...> arguments) {
-    if constexpr (detail::count_of<role::stager, P...> == 1)
+  template <class T, class... P>
+  static any_stager take_stager([[maybe_unused]] const T& tier, std::tuple<P&...> arguments) {
+    if constexpr (detail::count_of<role::tier, P...> == 1)
+      return tier->stager();
+    else if constexpr (detail::count_of<role::stager, P...> == 1)
       return any_stager(detail::take<role::stager, StagerType, P...>(arguments));
     else
       return detail::make_default_stager();
@@ -200,7 +207,7 @@ class checkpointer : public checkpointer_base {
       return detail::make_shared<detail::tier_for<P...>>(
           detail::take<role::tier, detail::tier_for<P...>, P...>(arguments));
     else
-      return std::shared_ptr<image_tier>();
+      return nullptr;
   }
   template <class... P>
   static any_executor take_executor(std::tuple<P&...> arguments) {

@@ -26,6 +26,7 @@
 #include <cairn/impl/checkpointer/following.ipp>
 #include <cairn/impl/checkpointer/item_reading.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
+#include <cairn/impl/checkpointer/tier_parts.ipp>
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
 #include <cairn/impl/comm/socket/socket_frame.ipp>

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/engine.hpp>
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/concepts/any_communicator.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_observer.hpp>
@@ -9,12 +10,9 @@
 #include <cairn/concepts/any_stager.hpp>
 #include <cairn/concepts/any_storage.hpp>
 #include <cairn/concepts/device_access.hpp>
-#include <cairn/concepts/image_tier.hpp>
-#include <cairn/concepts/redundant_saves.hpp>
 #include <cairn/system/owned.hpp>
 
 #include <memory>
-#include <optional>
 
 namespace cairn {
 inline namespace v1 {
@@ -32,11 +30,8 @@ struct engine_parts {
   retention_policy keep;  ///< empty: everything stays
   bool overlapped = false;
   bool checked = false;
-  std::shared_ptr<device_access> devices;      ///< null: the stager's, where it brings any
-  std::shared_ptr<image_tier> tier = nullptr;  ///< whose images the stager fills; null: none
-  std::optional<persist> persisting = {};
-  std::shared_ptr<spread_tier> spread = nullptr;  ///< the same tier, where there is redundancy
-  owned<redundant_saves> redundancy = nullptr;    ///< null: none
+  std::shared_ptr<device_access> devices;  ///< null: the stager's, where it brings any
+  owned<tier_parts> tier = nullptr;        ///< of the tier whose images the stager fills; null: none
 };
 
 /// Collective. @throws usage_error (usage_bad_option); what the constructor of a checkpointer throws.

@@ -6,6 +6,7 @@
 #include <cairn/checkpointer/persist_schedule.hpp>
 #include <cairn/checkpointer/save_services.hpp>
 #include <cairn/checkpointer/saves_with_pieces.hpp>
+#include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/image_tier.hpp>
@@ -35,7 +36,7 @@ namespace detail {
 
 /// The saves of a checkpointer with a tier: has each one held, by a thread of its own, and chooses those that go on
 /// to the store. The thread of training. What it is given by reference outlives it.
-class held_saves {
+class held_saves final : public tier_saves {
  public:
   /// `spread`: the same tier, where there is redundancy; else both are null.
   held_saves(std::shared_ptr<image_tier> tier, std::optional<persist> persisting,
@@ -59,11 +60,11 @@ class held_saves {
   }
 
   /// Whether saves wait for no store.
-  [[nodiscard]] bool decoupled() const noexcept { return persisting_.has_value(); }
+  [[nodiscard]] bool decoupled() const noexcept override { return persisting_.has_value(); }
 
   /// Opens the tier on all ranks. Collective: throws on all of them what one of them throws.
   void open(collectives& group, const run_id& run, const std::string& job,
-            std::chrono::nanoseconds peer_timeout) {
+            std::chrono::nanoseconds peer_timeout) override {
     const auto until = deadline::in(peer_timeout);
     const tier_user user{run, group.rank(), group.size(), job};
     static_cast<void>(read_once(
@@ -78,11 +79,11 @@ class held_saves {
     });
     if (pieces_ != nullptr) places_ = pieces_->open(group, spread_, peer_timeout);
   }
-  [[nodiscard]] std::string describe_redundancy() const {
+  [[nodiscard]] std::string describe_redundancy() const override {
     return pieces_ == nullptr ? std::string() : "; " + pieces_->describe();
   }
   /// Asks for the memory of all ranks before the first of them allocates any. Collective.
-  void check_room(collectives& group, const image_layout& layout, deadline until) {
+  void check_room(collectives& group, const image_layout& layout, deadline until) override {
     if (pieces_ != nullptr) return check_room_of_places(group, layout, until);
     const auto sum = [](std::vector<std::byte> left, std::vector<std::byte> right) {
       return wire_writer()
@@ -106,7 +107,7 @@ class held_saves {
   /// on one rank alone: counts are the same on all, whatever failed. `written_until`: the deadline of a save before
   /// it that must be written; what the ranks tell each other then takes up to `peer_timeout`.
   [[nodiscard]] bool goes_on(collectives& group, std::uint64_t save_count,
-                             std::chrono::nanoseconds peer_timeout, deadline written_until) {
+                             std::chrono::nanoseconds peer_timeout, deadline written_until) override {
     if (!persisting_) return true;
     if (!schedule_.asks(save_count)) return false;
     if (persisting_->strict && storing_ != nullptr) static_cast<void>(storing_->wait_finished(written_until));
@@ -129,19 +130,19 @@ class held_saves {
     return true;
   }
   /// Where the store counts: throws, once, what kept the last save from it.
-  void throw_failure_of_store() {
+  void throw_failure_of_store() override {
     if (!persisting_ || !persisting_->strict || storing_ == nullptr || !storing_->finished()) return;
     if (const auto done = std::exchange(storing_, nullptr); done->failure() != nullptr)
       std::rethrow_exception(done->failure());
   }
   /// The next save is to be staged, and may want the image of the last one.
-  void make_room() noexcept {
-    if (newest_) store_has_all_ = false;  // until the next one is on its way
+  void make_room() noexcept override {
+    if (newest_ != nullptr) store_has_all_ = false;  // until the next one is on its way
     newest_.reset();
   }
   /// What rank 0 tells of what was loaded, on all ranks, where each has a part of the tier. Collective.
   [[nodiscard]] std::optional<tier_base> base_for_all(collectives& group, std::optional<tier_base> base,
-                                                      deadline until) const {
+                                                      deadline until) const override {
     if (pieces_ == nullptr || group.size() == 1) return base;
     const auto bytes = read_once(
         group,
@@ -166,7 +167,7 @@ class held_saves {
     return told;
   }
   /// What the job has loaded, on rank 0: the saves to come go on from it. `resumed`: it is at its beginning.
-  void go_on_from(std::optional<tier_base> base, bool resumed) noexcept {
+  void go_on_from(std::optional<tier_base> base, bool resumed) noexcept override {
     if (!base) return;
     base_ = std::move(base);
     if (resumed) try {
@@ -175,13 +176,13 @@ class held_saves {
       }
   }
   /// Whether the store has the step that the job resumed.
-  void resumed(bool in_store) noexcept { store_has_all_ = in_store; }
+  void resumed(bool in_store) noexcept override { store_has_all_ = in_store; }
   /// Has the image held as soon as it is released. `alone`: the save goes to no store, and ends then.
-  void hold(save_job job, std::uint64_t plan_digest, bool alone) {
+  void hold(save_job job, std::uint64_t plan_digest, bool alone) override {
     const auto whole = job.progress;
     store_has_all_ = true;  // when close() has succeeded
     if (alone)
-      newest_.emplace(job);
+      newest_ = make_owned<save_job>(job);
     else
       storing_ = whole;
     job.progress = detail::make_shared<save_progress>(job.context.step);
@@ -217,11 +218,11 @@ class held_saves {
       if (job.progress != nullptr) job.progress->set_failed(std::current_exception());
     }
   }
-  /// The last save, where it was only held: its image is kept for the store. Nothing where there is none.
-  [[nodiscard]] std::optional<save_job> take_newest() { return std::exchange(newest_, std::nullopt); }
+  /// The last save, where it was only held: its image is kept for the store. Null where there is none.
+  [[nodiscard]] owned<save_job> take_newest() override { return std::move(newest_); }
   /// The job has ended in order, and the store has its last save. Where it made none, and what the tier holds may
   /// not be in the store, the tier stays as it is.
-  void end() noexcept {
+  void end() noexcept override {
     newest_.reset();
     // The store may have had a save before it was held.
     static_cast<void>(holder_.drain(deadline::in(holding_timeout)));
@@ -279,7 +280,7 @@ class held_saves {
   std::optional<tier_base> base_;            // of the saves to come, where they have none yet
   bool store_has_all_ = false;  // that the tier holds, or will have it when close() has succeeded
   std::shared_ptr<save_progress> storing_;
-  std::optional<save_job> newest_;
+  owned<save_job> newest_;
   std::vector<std::int32_t> places_;           // see saves_with_pieces::open
   std::shared_ptr<saves_with_pieces> pieces_;  // null: no redundancy
   any_executor holder_;                        // last: its destructor waits for saves that are being held

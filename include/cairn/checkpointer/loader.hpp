@@ -6,7 +6,7 @@
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/saved_memory.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
-#include <cairn/checkpointer/tier_recovery.hpp>
+#include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/checkpointer/windowed_exchange.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/any_reader.hpp>
@@ -42,13 +42,12 @@ namespace detail {
 class loader {
  public:
   loader(std::shared_ptr<save_services> services, collectives& group, const checkpointer_options& options,
-         std::shared_ptr<device_access> devices, std::shared_ptr<image_tier> tier,
-         std::shared_ptr<spread_tier> spread, std::shared_ptr<image_rebuilder> rebuilder)
+         std::shared_ptr<device_access> devices, owned<tier_loads> tier)
       : services_(std::move(services)),
         group_(group),
         options_(options),
         devices_(std::move(devices)),
-        tier_(std::move(tier), std::move(spread), std::move(rebuilder), services_, group),
+        tier_(std::move(tier)),
         cache_(options.cached_plans, options.cached_plan_bytes) {}
 
   /// Collective: throws on all ranks what one of them throws.
@@ -110,7 +109,8 @@ class loader {
                                   peers()),
                               &crash_looping);
     std::string reasons;  // what the tier cannot read, first
-    auto held = among == nullptr ? tier_.find(steps, reasons, peers()) : std::vector<held_step>();
+    std::vector<held_step> held;
+    if (among == nullptr && tier_ != nullptr) held = tier_->find(steps, reasons, peers());
     std::size_t refused = 0;  // of the tier
     int tries_of_step = 0;
     constexpr int max_tries_of_step = 8;
@@ -144,8 +144,8 @@ class loader {
       const auto verdict =
           attempt_to_resume(planner, state, *step, report, from_tier ? &tried : nullptr, lease);
       if (verdict.outcome == load_outcome::loaded) {
-        if (from_tier) report.sources = tier_.sources(tried);
-        tier_.loaded(*step, from_tier ? &tried : nullptr, peers());
+        if (from_tier) report.sources = tier_->sources(tried);
+        if (tier_ != nullptr) tier_->loaded(*step, from_tier ? &tried : nullptr, peers());
         report.from_tier = from_tier;
         store_has_resumed_ = !from_tier || has_step(steps, *step);
         services_->set_base_step(*step, std::move(lease));
@@ -160,14 +160,14 @@ class loader {
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&
-          tier_.find_other_sources(tried, deadline::in(options_.timeout))) {
+          tier_->find_other_sources(tried, deadline::in(options_.timeout))) {
         services_->report().fell_back(*step, "as it was read first, and is tried with other sources: " + why);
         continue;
       }
       tries_of_step = 0;
       if (from_tier) {  // the store may have it
         std::erase(held, tried);
-        tier_.refused(tried);
+        tier_->refused(tried);
         ++refused;
         services_->report().fell_back(*step, "as the local tier holds it: " + why);
         continue;
@@ -193,7 +193,7 @@ class loader {
                "another directory to begin anew: " +
                reasons);
     store_has_resumed_ = true;
-    if (among == nullptr) tier_.loaded(std::nullopt, nullptr, peers());
+    if (among == nullptr && tier_ != nullptr) tier_->loaded(std::nullopt, nullptr, peers());
     return std::nullopt;
   }
 
@@ -236,7 +236,9 @@ class loader {
   }
 
   /// See tier_recovery.
-  [[nodiscard]] std::optional<tier_base> take_base() noexcept { return tier_.take_base(); }
+  [[nodiscard]] std::optional<tier_base> take_base() noexcept {
+    return tier_ != nullptr ? tier_->take_base() : std::nullopt;
+  }
 
  private:
   [[nodiscard]] deadline peers() const noexcept { return deadline::in(options_.peer_timeout); }
@@ -306,7 +308,7 @@ class loader {
     fetched_checkpoint c;
     c.step = step;
     if (held != nullptr) {
-      c.manifest = tier_.manifest(*held, peers(), deadline::in(options_.timeout));
+      c.manifest = tier_->manifest(*held, peers(), deadline::in(options_.timeout));
       return c;
     }
     c.manifest = read_once(
@@ -350,7 +352,7 @@ class loader {
   /// What load() and refresh() do when all ranks have succeeded.
   void has_loaded(std::int64_t step, const load_report& report) {
     services_->set_base_step(step);
-    tier_.loaded(step, nullptr, peers());
+    if (tier_ != nullptr) tier_->loaded(step, nullptr, peers());
     services_->report().loaded(step, report);
     report_kept_items(report, step);
   }
@@ -446,8 +448,8 @@ class loader {
     try {
       // What the tier of one host holds is read without messages: a rank that cannot leaves none of them waiting.
       report = load_part(planner, state, step, opened.manifest, request,
-                         held != nullptr ? tier_.reader(*held) : services_->reader(),
-                         held != nullptr && tier_.is_spread());
+                         held != nullptr ? tier_->reader(*held) : services_->reader(),
+                         held != nullptr && tier_->is_spread());
     } catch (...) {
       failure = std::current_exception();
     }
@@ -674,7 +676,7 @@ class loader {
   collectives& group_;
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;
-  tier_recovery tier_;
+  owned<tier_loads> tier_;  ///< null: none
   bool store_has_resumed_ = false;
   load_plan_cache cache_;
   known_blocks known_;

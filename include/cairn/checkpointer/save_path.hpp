@@ -3,10 +3,10 @@
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/checkpointer/frozen_saves.hpp>
-#include <cairn/checkpointer/held_saves.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
 #include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/checkpointer/unchanged_items.hpp>
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/concepts/any_executor.hpp>
@@ -44,7 +44,7 @@ class save_path {
   save_path(const checkpointer_options& options, bool overlapped, bool checked, collectives& group,
             std::shared_ptr<save_services> services, unfinished_saves& saves, std::string place,
             any_save_planner planner, any_stager stager, any_executor executor,
-            std::shared_ptr<device_access> devices, owned<held_saves> held)
+            std::shared_ptr<device_access> devices, owned<tier_saves> held)
       : options_(options),
         overlapped_(overlapped),
         checked_(checked),
@@ -98,8 +98,8 @@ class save_path {
   }
   /// At the end of a job: the last save goes to the store, where it was only held.
   void persist_last() {
-    auto job = held_ == nullptr ? std::nullopt : held_->take_newest();
-    if (!job) return;
+    const auto job = held_ == nullptr ? owned<save_job>() : held_->take_newest();
+    if (job == nullptr) return;
     auto report = job->progress->report();
     report.persisted = true;
     const auto progress = detail::make_shared<save_progress>(report.step);
@@ -424,7 +424,7 @@ class save_path {
   background_thread preparation_;
   std::shared_ptr<device_access> devices_;
   any_stager stager_;
-  owned<held_saves> held_;  // null: no tier
+  owned<tier_saves> held_;  // null: no tier
   any_executor executor_;   // last: its destructor waits for jobs, which use all of the above
 };
 

@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/checkpointer/save_services.hpp>
 #include <cairn/checkpointer/spread_recovery.hpp>
+#include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/concepts/image_rebuilder.hpp>
 #include <cairn/concepts/image_tier.hpp>
 #include <cairn/system/owned.hpp>
@@ -26,9 +27,8 @@ namespace detail {
 ///
 /// A tier may have stayed behind on a host while the job went on elsewhere. Each save that is held names the runs that
 /// its own run knows of: where another run has made the newest checkpoint of the store, the job has been there since.
-class tier_recovery {
+class tier_recovery final : public tier_loads {
  public:
-  /// `tier`: null: none.
   /// `spread`: the same tier, where it is in several places; `rebuilder`: makes what is lost there again. Else both are null.
   tier_recovery(std::shared_ptr<image_tier> tier, std::shared_ptr<spread_tier> spread,
                 std::shared_ptr<image_rebuilder> rebuilder, std::shared_ptr<save_services> services,
@@ -38,13 +38,12 @@ class tier_recovery {
       spread_ = make_owned<spread_recovery>(std::move(spread), std::move(rebuilder), services_, group_);
   }
   /// Whether readers read together; see spread_recovery.
-  [[nodiscard]] bool is_spread() const noexcept { return spread_ != nullptr; }
+  [[nodiscard]] bool is_spread() const noexcept override { return spread_ != nullptr; }
 
   /// What the tier holds of all its ranks and the job may resume, ascending by step; the same on all of ours.
   /// `stored`: the steps of the store, ascending. `reasons`: gets what cannot be read.
   [[nodiscard]] std::vector<held_step> find(const std::vector<std::int64_t>& stored, std::string& reasons,
-                                            deadline until) {
-    if (tier_ == nullptr) return {};
+                                            deadline until) override {
     if (spread_ != nullptr) spread_->survey(reasons_here_, until);
     const auto bytes = read_once(
         group_, [&] { return look(stored); }, until);
@@ -55,12 +54,12 @@ class tier_recovery {
     return held;
   }
   /// A reader of a save that find() told.
-  [[nodiscard]] any_reader reader(const held_step& which) {
+  [[nodiscard]] any_reader reader(const held_step& which) override {
     return spread_ != nullptr ? spread_->reader(which) : tier_->reader(which);
   }
   /// The manifest of such a save, on all ranks; rebuilds images of it that are lost. Collective.
   [[nodiscard]] std::vector<std::byte> manifest(const held_step& which, deadline until,
-                                                deadline rebuilt_until) {
+                                                deadline rebuilt_until) override {
     if (spread_ == nullptr)
       return read_once(
           group_, [&] { return tier_->reader(which).fetch(which.step); }, until);
@@ -68,15 +67,15 @@ class tier_recovery {
     return spread_->manifest(which, until);
   }
   /// Such a save was not loaded, as something is damaged: whether there is another source of the same save now. Collective.
-  [[nodiscard]] bool find_other_sources(const held_step& which, deadline until) {
+  [[nodiscard]] bool find_other_sources(const held_step& which, deadline until) override {
     return spread_ != nullptr && spread_->find_other_sources(which, until);
   }
   /// This save does not load.
-  void refused(const held_step& which) { given_up_.push_back(which); }
+  void refused(const held_step& which) override { given_up_.push_back(which); }
 
   /// The job goes on from this step of the store, or, `from`, of the tier; nothing: it begins. Collective where the tier
   /// is in several places.
-  void loaded(std::optional<std::int64_t> step, const held_step* from, deadline until) noexcept {
+  void loaded(std::optional<std::int64_t> step, const held_step* from, deadline until) noexcept override {
     if (spread_ == nullptr) return note_loaded(step, from);
     note_loaded(step, from);
     try {
@@ -87,15 +86,17 @@ class tier_recovery {
     }
   }
   /// What the saves to come go on from, once after each load; nothing but on rank 0.
-  [[nodiscard]] std::optional<tier_base> take_base() noexcept { return std::exchange(base_, std::nullopt); }
+  [[nodiscard]] std::optional<tier_base> take_base() noexcept override {
+    return std::exchange(base_, std::nullopt);
+  }
   /// Where the save that was loaded came from, in words; nothing where that is this host.
-  [[nodiscard]] std::string sources(const held_step& which) const {
+  [[nodiscard]] std::string sources(const held_step& which) const override {
     return spread_ != nullptr ? spread_->sources(which) : std::string();
   }
 
  private:
   void note_loaded(std::optional<std::int64_t> step, const held_step* from) noexcept {
-    if (tier_ == nullptr || group_.rank() != 0) return;
+    if (group_.rank() != 0) return;
     try {
       if (spread_ == nullptr) {
         const auto given_up = std::exchange(given_up_, {});

@@ -46,16 +46,12 @@ class composed_engine final : public engine {
                                                      parts.keep)),
         devices_(parts.devices != nullptr ? std::move(parts.devices) : parts.stager.device_memory()),
         tier_(std::move(parts.tier)),
-        loader_(services_, group_, options_, devices_, tier_, parts.spread,
-                parts.redundancy != nullptr ? parts.redundancy->rebuilder() : nullptr),
+        loader_(services_, group_, options_, devices_,
+                tier_ != nullptr ? tier_->loads(services_, group_) : owned<tier_loads>()),
         saves_(options_, parts.overlapped, parts.checked, group_.rank(), services_, devices_),
         save_path_(options_, parts.overlapped, parts.checked, group_, services_, saves_, place_,
                    std::move(parts.planners.save), std::move(parts.stager), std::move(parts.executor),
-                   devices_,
-                   tier_ != nullptr
-                       ? detail::make_owned<held_saves>(tier_, parts.persisting, services_,
-                                                        std::move(parts.spread), std::move(parts.redundancy))
-                       : owned<held_saves>()) {
+                   devices_, tier_ != nullptr ? tier_->saves(services_) : owned<tier_saves>()) {
     const auto bytes = read_once(
         group_, [] { return make_run(); }, peer_deadline());
     wire_reader in(bytes);
@@ -271,7 +267,7 @@ class composed_engine final : public engine {
   bool probed_ = false;
   std::shared_ptr<save_services> services_;
   std::shared_ptr<device_access> devices_;
-  std::shared_ptr<image_tier> tier_;  // null: none
+  owned<tier_parts> tier_;  // null: none
   loader loader_;
   unfinished_saves saves_;
   save_path save_path_;  // last: its destructor waits for jobs, which use all of the above
@@ -289,12 +285,6 @@ CAIRN_BODY void check_options(const checkpointer_options& options, const retenti
 
 CAIRN_BODY engine_owner make_engine(engine_parts parts) {
   check_options(parts.options, parts.keep);
-  if (parts.persisting && parts.persisting->every == 0)
-    fail(error_id::usage_bad_option,
-         "persist{.every = 0} would write nothing; 1 writes every save to the store");
-  if (parts.persisting && !(parts.persisting->seconds >= 0 && parts.persisting->seconds < 1e9))
-    fail(error_id::usage_bad_option, "persist{.seconds} is a number of seconds, 0 or more",
-         {.got = std::to_string(parts.persisting->seconds)});
   if (parts.tier != nullptr && parts.options.read_only)
     fail(error_id::usage_bad_option,
          "a read_only checkpointer holds nothing in a local tier: leave local_tier out; load() and resume() "

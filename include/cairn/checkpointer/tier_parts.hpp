@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/checkpointer/options.hpp>
+#include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/redundant_saves.hpp>
+#include <cairn/model/save_context.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/owned.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+class collectives;
+namespace detail {
+
+class save_services;
+
+/// What a checkpointer asks of a tier when it saves; see held_saves.
+class tier_saves {
+ public:
+  virtual ~tier_saves() = default;
+  [[nodiscard]] virtual bool decoupled() const noexcept = 0;
+  virtual void open(collectives& group, const run_id& run, const std::string& job,
+                    std::chrono::nanoseconds peer_timeout) = 0;
+  [[nodiscard]] virtual std::string describe_redundancy() const = 0;
+  virtual void check_room(collectives& group, const image_layout& layout, deadline until) = 0;
+  [[nodiscard]] virtual bool goes_on(collectives& group, std::uint64_t save_count,
+                                     std::chrono::nanoseconds peer_timeout, deadline written_until) = 0;
+  virtual void throw_failure_of_store() = 0;
+  virtual void make_room() noexcept = 0;
+  [[nodiscard]] virtual std::optional<tier_base> base_for_all(collectives& group,
+                                                              std::optional<tier_base> base,
+                                                              deadline until) const = 0;
+  virtual void go_on_from(std::optional<tier_base> base, bool resumed) noexcept = 0;
+  virtual void resumed(bool in_store) noexcept = 0;
+  virtual void hold(save_job job, std::uint64_t plan_digest, bool alone) = 0;
+  /// Null where there is none.
+  [[nodiscard]] virtual owned<save_job> take_newest() = 0;
+  virtual void end() noexcept = 0;
+};
+
+/// What a checkpointer asks of a tier when it loads; see tier_recovery.
+class tier_loads {
+ public:
+  virtual ~tier_loads() = default;
+  [[nodiscard]] virtual bool is_spread() const noexcept = 0;
+  [[nodiscard]] virtual std::vector<held_step> find(const std::vector<std::int64_t>& stored,
+                                                    std::string& reasons, deadline until) = 0;
+  [[nodiscard]] virtual any_reader reader(const held_step& which) = 0;
+  [[nodiscard]] virtual std::vector<std::byte> manifest(const held_step& which, deadline until,
+                                                        deadline rebuilt_until) = 0;
+  [[nodiscard]] virtual bool find_other_sources(const held_step& which, deadline until) = 0;
+  virtual void refused(const held_step& which) = 0;
+  virtual void loaded(std::optional<std::int64_t> step, const held_step* from, deadline until) noexcept = 0;
+  [[nodiscard]] virtual std::optional<tier_base> take_base() noexcept = 0;
+  [[nodiscard]] virtual std::string sources(const held_step& which) const = 0;
+};
+
+/// What a checkpointer with a tier has beside the others. Programs without one compile nothing of it: only the composition
+/// that has a tier names make_tier_parts().
+class tier_parts {
+ public:
+  virtual ~tier_parts() = default;
+  /// Of the tier; see image_tier.
+  [[nodiscard]] virtual std::string describe() const = 0;
+  /// Once, before saves(). `group` outlives the result.
+  [[nodiscard]] virtual owned<tier_loads> loads(std::shared_ptr<save_services> services,
+                                                collectives& group) = 0;
+  /// Once.
+  [[nodiscard]] virtual owned<tier_saves> saves(std::shared_ptr<save_services> services) = 0;
+};
+
+/// `spread`: the same tier, where there is redundancy; else both are null. @throws usage_error (usage_bad_option)
+[[nodiscard]] owned<tier_parts> make_tier_parts(std::shared_ptr<image_tier> tier,
+                                                const std::optional<persist>& persisting,
+                                                std::shared_ptr<spread_tier> spread,
+                                                owned<redundant_saves> redundancy);
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/checkpointer/tier_parts.ipp>
+#endif
