@@ -91,7 +91,8 @@ class checkpointer : public checkpointer_base {
   template <class First, class... Policies>
     requires(!std::same_as<std::remove_cvref_t<First>, checkpointer>)
   explicit checkpointer(First first, Policies... policies)
-      : checkpointer_base(engine_of(storage_over(std::move(first)), std::tuple<Policies&...>(policies...))) {}
+      : checkpointer_base(
+            engine_of(storage_over<Policies...>(std::move(first)), std::tuple<Policies&...>(policies...))) {}
 
   using checkpointer_base::before_update;
   /// before_update() for device memory, with a stager that copies by streams (cuda::pinned_stager): work
@@ -147,6 +148,7 @@ class checkpointer : public checkpointer_base {
                                .overlapped = Overlapped,
                                .checked = false,
                                .devices = take_devices(arguments)};
+    if constexpr (!alone<P...>) parts.sharing = &detail::begin_sharing;
     if constexpr (detail::count_of<role::tier, P...> == 1) {
       std::optional<persist> persisting;
       if constexpr (detail::count_of<role::persist, P...> == 1)
@@ -171,12 +173,24 @@ class checkpointer : public checkpointer_base {
       parts.keep = detail::take<role::retention, retention_policy, P...>(arguments);
     return parts;
   }
-  template <class First>
+  /// Whether there is one rank: what several ranks need is not compiled then.
+  template <class... P>
+  static constexpr bool alone = detail::count_of<role::communicator, P...> == 0;
+  template <class... P, class First>
   static any_storage storage_over(First first) {
     if constexpr (std::same_as<First, StorageType>)
       return any_storage(std::move(first));
+    else if constexpr (alone<P...> && detail::count_of<role::executor, P...> == 0)
+      return detail::storage_of_one_rank_over(std::move(first));
     else
       return detail::default_storage_over(std::move(first));
+  }
+  template <class... P>
+  static any_planners default_planners() {
+    if constexpr (alone<P...>)
+      return detail::make_planners_of_one_rank();
+    else
+      return detail::make_default_planners();
   }
   // A role that no argument plays gets its default, which is made where the type of the default is complete.
   template <class... P>
@@ -184,7 +198,7 @@ class checkpointer : public checkpointer_base {
     if constexpr (detail::count_of<role::planner, P...> == 1) {
       return both_roles_of(detail::take<role::planner, SavePlannerType, P...>(arguments));
     } else {
-      auto planners = detail::make_default_planners();
+      auto planners = default_planners<P...>();
       if constexpr (detail::count_of<role::save_planner, P...> == 1)
         planners.save = any_save_planner(detail::take<role::save_planner, SavePlannerType, P...>(arguments));
       if constexpr (detail::count_of<role::load_planner, P...> == 1)

@@ -25,6 +25,7 @@
 #include <cairn/impl/checkpointer/follow.ipp>
 #include <cairn/impl/checkpointer/following.ipp>
 #include <cairn/impl/checkpointer/item_reading.ipp>
+#include <cairn/impl/checkpointer/shared_loading.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
 #include <cairn/impl/checkpointer/tier_parts.ipp>
 #include <cairn/impl/comm/collectives.ipp>
@@ -98,6 +99,7 @@
 #include <cairn/impl/plan/load/load_planning.ipp>
 #include <cairn/impl/plan/load/read_requests.ipp>
 #include <cairn/impl/plan/near_names.ipp>
+#include <cairn/impl/plan/one_rank_planner.ipp>
 #include <cairn/impl/plan/plan_cache.ipp>
 #include <cairn/impl/plan/source_cache.ipp>
 #include <cairn/impl/plan/summary/summary.ipp>

@@ -47,12 +47,16 @@ struct writer_origin {
 };
 
 [[nodiscard]] any_planners make_default_planners();
+/// The same for one rank.
+[[nodiscard]] any_planners make_planners_of_one_rank();
 [[nodiscard]] any_stager make_default_stager();
 [[nodiscard]] any_executor make_default_executor();
 [[nodiscard]] any_communicator make_default_communicator();
 [[nodiscard]] any_observer make_default_observer();
 /// What safetensors_storage is over this store, without its type.
 [[nodiscard]] any_storage make_default_storage(any_store store, writer_origin origin);
+/// The same for one rank that saves in its own process.
+[[nodiscard]] any_storage make_storage_of_one_rank(any_store store);
 /// A writer of that storage from its description; `make` makes the store.
 [[nodiscard]] any_writer make_default_writer(std::span<const std::byte> description,
                                              any_store (*make)(std::span<const std::byte>));
@@ -75,6 +79,11 @@ template <ByteStore Store>
     origin.store = held;
   }
   return make_default_storage(any_store(held), std::move(origin));
+}
+
+template <ByteStore Store>
+[[nodiscard]] any_storage storage_of_one_rank_over(Store store) {
+  return make_storage_of_one_rank(any_store(detail::make_shared<Store>(std::move(store))));
 }
 
 /// Stands for the default writer over a store where an executor is asked whether it accepts it.

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/checkpointer/engine.hpp>
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/shared_loading.hpp>
 #include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/concepts/any_communicator.hpp>
 #include <cairn/concepts/any_executor.hpp>
@@ -31,6 +32,7 @@ struct engine_parts {
   bool overlapped = false;
   bool checked = false;
   std::shared_ptr<device_access> devices;  ///< null: the stager's, where it brings any
+  sharing_begin sharing = nullptr;         ///< null: there is one rank
   owned<tier_parts> tier = nullptr;        ///< of the tier whose images the stager fills; null: none
 };
 

@@ -4,6 +4,7 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/near_names.hpp>
+#include <cairn/system/function_ref.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -125,8 +126,9 @@ inline load_verdict agree_on_load(collectives& group, const std::exception_ptr& 
 }
 
 /// What the coordinator read, on all ranks; what it threw is thrown on all.
-template <class Read>
-std::vector<std::byte> read_once(collectives& group, Read&& read, deadline until) {
+[[nodiscard]] inline std::vector<std::byte> read_once(collectives& group,
+                                                      function_ref<std::vector<std::byte>()> read,
+                                                      deadline until) {
   if (group.size() == 1) return read();
   return group.broadcast(0, group.rank() == 0 ? collective_input::from(read) : collective_input(), until);
 }

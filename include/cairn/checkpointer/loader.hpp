@@ -5,18 +5,18 @@
 #include <cairn/checkpointer/load_options.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/saved_memory.hpp>
+#include <cairn/checkpointer/shared_loading.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
 #include <cairn/checkpointer/tier_parts.hpp>
-#include <cairn/checkpointer/windowed_exchange.hpp>
 #include <cairn/concepts/any_planner.hpp>
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/known_blocks.hpp>
 #include <cairn/plan/load/load_changes.hpp>
 #include <cairn/plan/load/load_plan_cache.hpp>
 #include <cairn/plan/load/load_planning.hpp>
-#include <cairn/plan/load/read_requests.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/callback.hpp>
 #include <cairn/system/owned.hpp>
@@ -42,12 +42,13 @@ namespace detail {
 class loader {
  public:
   loader(std::shared_ptr<save_services> services, collectives& group, const checkpointer_options& options,
-         std::shared_ptr<device_access> devices, owned<tier_loads> tier)
+         std::shared_ptr<device_access> devices, owned<tier_loads> tier, sharing_begin sharing)
       : services_(std::move(services)),
         group_(group),
         options_(options),
         devices_(std::move(devices)),
         tier_(std::move(tier)),
+        sharing_(sharing),
         cache_(options.cached_plans, options.cached_plan_bytes) {}
 
   /// Collective: throws on all ranks what one of them throws.
@@ -536,19 +537,14 @@ class loader {
       }
       if (devices_ != nullptr) copies = devices_->begin_load(options_.load_memory);
     };
-    owned<windowed_exchange> exchange;
-    if (refreshing == nullptr && reader.shares() && (spread || options_.sharing == read_sharing::on) &&
-        group_.size() > 1) {
-      auto own = collective_input::from([&] {
+    std::shared_ptr<read_exchange> exchange;
+    if (refreshing == nullptr && sharing_ != nullptr && reader.shares() &&
+        (spread || options_.sharing == read_sharing::on) && group_.size() > 1) {
+      const auto open_first = [&]() -> const metadata& {
         open();
-        return encode_wants(requests_of(opened->metadata(), plan, group_.rank(), spread));
-      });
-      const auto merge = [&](std::vector<std::byte> left, std::vector<std::byte> right) {
-        return encode_wants(
-            merge_wants(decode_wants(left, group_.size()), decode_wants(right, group_.size())));
+        return opened->metadata();
       };
-      exchange =
-          make_owned<windowed_exchange>(group_, group_.tree_reduce_broadcast(std::move(own), merge, until));
+      exchange = sharing_(group_, open_first, plan, spread, until);
     } else {
       open();
     }
@@ -587,7 +583,7 @@ class loader {
         for (std::uint32_t i = 0; i < plan.items.size(); ++i) pass.changed.push_back(i);
         begin_refresh();
       }
-      plan.report.bytes_read = exchange
+      plan.report.bytes_read = exchange != nullptr
                                    ? reader.read_shared(*opened, state, plan, resolver, how, *exchange, until)
                                    : reader.read(*opened, state, plan, resolver, how, until);
       if (copies != nullptr) copies->finish(until);
@@ -677,6 +673,7 @@ class loader {
   const checkpointer_options& options_;
   std::shared_ptr<device_access> devices_;
   owned<tier_loads> tier_;  ///< null: none
+  sharing_begin sharing_;   ///< null: there is one rank
   bool store_has_resumed_ = false;
   load_plan_cache cache_;
   known_blocks known_;

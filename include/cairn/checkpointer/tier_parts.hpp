@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/concepts/executor.hpp>
 #include <cairn/concepts/image_tier.hpp>
 #include <cairn/concepts/redundant_saves.hpp>
 #include <cairn/model/save_context.hpp>

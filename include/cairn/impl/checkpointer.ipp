@@ -4,6 +4,7 @@
 #include <cairn/comm/single_process.hpp>
 #include <cairn/execute/thread_executor.hpp>
 #include <cairn/plan/default_planner.hpp>
+#include <cairn/plan/one_rank_planner.hpp>
 #include <cairn/stage/heap_stager.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/system/error.hpp>
@@ -61,6 +62,33 @@ class default_storage {
   writer_origin origin_;
 };
 
+/// The default storage of a rank that is alone and saves in its own process.
+class one_rank_storage {
+ public:
+  class writer_type final : public safetensors_writer_base {
+   public:
+    explicit writer_type(any_store store) : safetensors_writer_base(std::move(store), files_of_own()) {}
+  };
+  class reader_type final : public safetensors_reader {
+   public:
+    using safetensors_reader::safetensors_reader;
+    void read_shared() = delete;  // nobody to share with; see SharingReader
+  };
+  explicit one_rank_storage(any_store store) : store_(std::move(store)) {}
+  [[nodiscard]] writer_type writer() const { return writer_type(store_); }
+  [[nodiscard]] reader_type reader() const { return reader_type(store_); }
+  [[nodiscard]] std::string describe() const { return std::string(store_.describe()); }
+
+ private:
+  any_store store_;
+};
+
+CAIRN_BODY any_planners make_planners_of_one_rank() {
+  return both_roles_of(one_rank_planner());
+}
+CAIRN_BODY any_storage make_storage_of_one_rank(any_store store) {
+  return any_storage(one_rank_storage(std::move(store)));
+}
 CAIRN_BODY any_planners make_default_planners() {
   return both_roles_of(default_planner());
 }
@@ -81,7 +109,7 @@ CAIRN_BODY any_storage make_default_storage(any_store store, writer_origin origi
 }
 CAIRN_BODY engine_owner make_default_engine(any_storage storage) {
   return make_engine({.storage = std::move(storage),
-                      .planners = make_default_planners(),
+                      .planners = make_planners_of_one_rank(),
                       .stager = make_default_stager(),
                       .executor = make_default_executor(),
                       .communicator = make_default_communicator(),
@@ -101,6 +129,7 @@ CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description
 
 #if defined(CAIRN_COMPILED)
 template any_storage default_storage_over(file_store store);
+template any_storage storage_of_one_rank_over(file_store store);
 #endif
 
 }  // namespace detail

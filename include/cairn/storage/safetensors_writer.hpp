@@ -90,6 +90,9 @@ class safetensors_writer_base {
   void check_space(space_needed needed);
 
  protected:
+  /// One with the default options, whose files ranks never share: a program that has no other compiles nothing of that.
+  struct files_of_own {};
+  safetensors_writer_base(any_store store, files_of_own);
   /// Encodes the options for the description of a writer.
   [[nodiscard]] const commit_options& options() const noexcept;
   /// What describes a writer with these options over a store of this description, and the options and the

@@ -27,6 +27,8 @@ template <FileSystem F>
 struct file_tree;
 template <ByteStore Store>
 any_storage default_storage_over(Store store);
+template <ByteStore Store>
+any_storage storage_of_one_rank_over(Store store);
 }  // namespace detail
 
 /// A ByteStore that keeps objects as files below one directory. It makes the directory when it creates
@@ -174,6 +176,7 @@ extern template class detail::file_read_session<posix_file_system>;
 extern template class basic_file_store<posix_file_system>;
 extern template std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<file_store> store);
 extern template any_storage detail::default_storage_over(file_store store);
+extern template any_storage detail::storage_of_one_rank_over(file_store store);
 #endif
 
 }  // namespace v1

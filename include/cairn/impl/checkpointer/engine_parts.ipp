@@ -47,7 +47,7 @@ class composed_engine final : public engine {
         devices_(parts.devices != nullptr ? std::move(parts.devices) : parts.stager.device_memory()),
         tier_(std::move(parts.tier)),
         loader_(services_, group_, options_, devices_,
-                tier_ != nullptr ? tier_->loads(services_, group_) : owned<tier_loads>()),
+                tier_ != nullptr ? tier_->loads(services_, group_) : owned<tier_loads>(), parts.sharing),
         saves_(options_, parts.overlapped, parts.checked, group_.rank(), services_, devices_),
         save_path_(options_, parts.overlapped, parts.checked, group_, services_, saves_, place_,
                    std::move(parts.planners.save), std::move(parts.stager), std::move(parts.executor),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_codec.hpp>
+#include <cairn/plan/assign/assigned_plan.hpp>
 #include <cairn/plan/assign/balance.hpp>
 #include <cairn/plan/default_planner.hpp>
 #include <cairn/plan/load/load_planning.hpp>
@@ -9,7 +10,6 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -77,52 +77,9 @@ CAIRN_BODY plan_summary decode_plan_summary(std::span<const std::byte> bytes) {
   return summary;
 }
 
-/// The final plan of one rank: its items, cut to what it writes, in the order of the state. O(items).
 CAIRN_BODY save_plan finish_plan(save_plan plan, const plan_summary& global, int rank, int world_size,
                                  const default_planner_options& options) {
-  const auto assignment = assign_writes(global, world_size, options);
-  save_plan out;
-  out.items.reserve(plan.items.size());
-  std::size_t guess = 0;
-  std::vector<chunk> boxes;
-  for (auto& i : plan.items) {
-    // States are often registered in the order of their names.
-    if (guess >= global.size() || global.name(guess) != i.name) guess = global.find(i.name);
-    if (guess == global.size())
-      fail(error_id::plan_disagreement, "an item of a rank's plan is not in the global plan",
-           {.rank = rank, .item = i.name});
-    const auto item = guess++;
-    if (global[item].boxes == 0) {
-      // A tensor without elements: one rank writes that it is there.
-      std::int32_t least = rank;
-      global.for_each_without(item, [&](const chunk_progression& p) { least = std::min(least, p.rank); });
-      if (least != rank && !i.flags.per_rank) continue;
-      i.box = whole(i.global);
-      out.items.push_back(std::move(i));
-      continue;
-    }
-    if (definition_only(i)) continue;
-    if (!global.holds(item, rank, i.box))
-      fail(error_id::plan_disagreement, "a box of a rank's plan is not in the global plan",
-           {.rank = rank, .item = i.name, .got = to_string(i.box)});
-    if (assignment.written_as_held(item)) {
-      out.items.push_back(std::move(i));
-      continue;
-    }
-    boxes.clear();
-    assignment.for_each_chunk_of(item, rank, [&](const chunk& written) {
-      const auto& box = i.kind == item_kind::bytes ? i.box : written;
-      if (i.box.empty() || intersect(box, i.box) == box) boxes.push_back(box);
-    });
-    for (std::size_t k = 0; k < boxes.size(); ++k) {
-      // The last one takes the item: NOLINTNEXTLINE(bugprone-use-after-move)
-      auto& made = k + 1 == boxes.size() ? out.items.emplace_back(std::move(i)) : out.items.emplace_back(i);
-      if (made.box == boxes[k]) continue;
-      made.box = boxes[k];
-      if (made.kind != item_kind::bytes) made.bytes = bytes_of(made.type, made.box.volume());
-    }
-  }
-  return out;
+  return plan_of(std::move(plan), global, rank, assign_writes(global, world_size, options));
 }
 
 CAIRN_BODY metadata plan_metadata(const plan_summary& global, int world_size,

@@ -70,7 +70,9 @@ struct safetensors_writer_base::inside {
     detail::sorted_map<std::pair<std::uint64_t, std::int32_t>, std::shared_ptr<const void>> of_;
   };
 
-  inside(any_store store, commit_options with);
+  using shared_writing = record (inside::*)(const save_context& c, const staged_image& image, deadline until);
+  /// `shared`: how files are written that ranks share; null: none are.
+  inside(any_store store, commit_options with, shared_writing shared);
 
   [[nodiscard]] detail::step_leases leases() const { return detail::step_leases(protocol_.store()); }
   [[nodiscard]] detail::step_pins pins() const { return detail::step_pins(protocol_.store()); }
@@ -98,17 +100,22 @@ struct safetensors_writer_base::inside {
   std::shared_ptr<held_objects> held_;
   std::shared_ptr<const void> marks_;  ///< objects that exist for the moment only
   std::shared_ptr<detail::ring_pool> rings_;
+  shared_writing shared_;
 };
 
-CAIRN_BODY safetensors_writer_base::inside::inside(any_store store, commit_options with)
+CAIRN_BODY safetensors_writer_base::inside::inside(any_store store, commit_options with,
+                                                   shared_writing shared)
     : options_(with),
       protocol_(store, with),
       catalog_(std::move(store)),
       held_(detail::make_shared<held_objects>()),
-      rings_(detail::make_shared<detail::ring_pool>()) {}
+      rings_(detail::make_shared<detail::ring_pool>()),
+      shared_(shared) {}
 
 CAIRN_BODY safetensors_writer_base::safetensors_writer_base(any_store store, commit_options options)
-    : inside_(detail::make_owned<inside>(std::move(store), options)) {}
+    : inside_(detail::make_owned<inside>(std::move(store), options, &inside::write_shared)) {}
+CAIRN_BODY safetensors_writer_base::safetensors_writer_base(any_store store, files_of_own)
+    : inside_(detail::make_owned<inside>(std::move(store), commit_options(), nullptr)) {}
 CAIRN_BODY safetensors_writer_base::safetensors_writer_base(const safetensors_writer_base& other)
     : inside_(detail::make_owned<inside>(*other.inside_)) {}
 CAIRN_BODY safetensors_writer_base::safetensors_writer_base(safetensors_writer_base&& other) noexcept =
@@ -220,7 +227,7 @@ CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, 
   protocol_.begin(c);
   protocol_.check_open(c);
   protocol_.enter(c, until);
-  if (protocol_.placement(c).shared()) return write_shared(c, image, until);
+  if (shared_ != nullptr && protocol_.placement(c).shared()) return (this->*shared_)(c, image, until);
   std::size_t finished = 0;
   try {
     auto r = write_files(c, image, until, finished);
