@@ -348,3 +348,33 @@ TEST_CASE("where both requests fail, the read does, and at once") {
   std::vector<std::byte> into(mib);
   CHECK(failure_of([&] { b.read(5, 1, into); }).id == error_id::storage_permission);
 }
+
+TEST_CASE("what a listing of steps costs does not depend on how many ranks have saved them") {
+  auto options = s3::quick_server();
+  options.objects.page = 10;
+  std::vector<std::size_t> requests;
+  for (const int ranks : {40, 80}) {
+    s3::server server{options};
+    auto store = store_at(s3::own_bucket_at(server.endpoint()));
+    std::vector<std::string> all, manifests;
+    for (const char* step : {"step-00000001/", "step-00000002/", "step-00000003/"}) {
+      manifests.push_back(std::string(step) + "manifest");
+      all.push_back(manifests.back());
+      for (const char* directory : {"ranks-00000/", "ranks-00256/"})
+        for (int i = 100; i < 100 + ranks / 2; ++i)
+          all.push_back(std::string(step) + directory + "rank-" + std::to_string(i));
+    }
+    for (const auto& key : all) store.put_new(key, {});
+    store.put_new("other", {});
+    server.clear_journal();
+    CHECK(store.keys("step-", 2) == manifests);
+    requests.push_back(server.count("ListObjectsV2"));
+    CHECK(store.keys("step-", SIZE_MAX) == all);
+    CHECK(store.keys("step-00000002/", 3).size() == static_cast<std::size_t>(ranks) + 1);
+    CHECK(store.keys("step-", 1).empty());
+    CHECK(store.keys("", 1) == std::vector<std::string>{"other"});
+    CHECK(store.list("step-00000003/ranks-00256/").size() == static_cast<std::size_t>(ranks) / 2);
+  }
+  CHECK(requests.at(0) == requests.at(1));
+  CHECK(requests.at(0) <= 5);
+}

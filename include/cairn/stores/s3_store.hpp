@@ -129,7 +129,10 @@ class s3_store {
   }
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key);
 
+  /// A request for each 1000 keys; large directories are listed at once.
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix);
+  /// See ListsKeys: large directories that hold only longer keys cost nothing.
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts);
 
   /// See LinksObjects: the service copies the object itself, in parts of 64 MiB and more, several at once; no byte goes
   /// through this process, unless the service knows no such copies. Costs a request for each part and five more. See
@@ -176,6 +179,7 @@ class s3_store {
   static void check_key(std::string_view key);
   static void read_all_of(detail::s3_bucket& bucket, std::span<const read_range> ranges,
                           detail::s3_read_counts* counts);
+  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix, std::size_t deeper);
   [[nodiscard]] std::string full_key(std::string_view key) const;
   [[nodiscard]] std::string full_prefix(std::string_view prefix) const;
   [[noreturn]] void fail_exists(const std::string& key) const;

@@ -153,9 +153,19 @@ CAIRN_BODY std::optional<std::uint64_t> s3_store::size(std::string_view key) {
 }
 
 CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix) {
+  return list(prefix, SIZE_MAX);
+}
+CAIRN_BODY std::vector<std::string> s3_store::keys(std::string_view prefix, std::size_t parts) {
+  const auto slashes = static_cast<std::size_t>(std::count(prefix.begin(), prefix.end(), '/'));
+  std::vector<std::string> found;
+  if (parts <= slashes) return found;
+  for (auto& o : list(prefix, parts - slashes - 1)) found.push_back(std::move(o.key));
+  return found;
+}
+CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix, std::size_t deeper) {
   const auto full = full_prefix(prefix);
   const auto own = bucket_->client.options().prefix.size();
-  auto found = bucket_->list(full);
+  auto found = bucket_->list(full, deeper);
   for (auto& o : found) o.key.erase(0, own);
   detail::erase_if(found, [](const listed_object& o) {
     return !valid_key(o.key) || o.key.starts_with(detail::s3_bucket::probe_prefix);

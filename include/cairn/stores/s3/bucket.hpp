@@ -44,6 +44,8 @@ class part_buffers {
   std::vector<std::unique_ptr<buffer>> free_;
 };
 
+class thread_pool;
+
 /// An upload that was begun and not ended.
 struct open_upload {
   std::string key;
@@ -69,9 +71,9 @@ class s3_bucket {
   void closed(const std::string& id) noexcept;
   [[nodiscard]] bool lives(const std::string& id);
 
-  /// All objects below a prefix, page by page, not sorted; learns their ETags. Keys outside of it are passed
-  /// over.
-  [[nodiscard]] std::vector<listed_object> list(const std::string& prefix);
+  /// All objects below a prefix whose keys have at most `deeper` slashes behind it, not sorted; learns their ETags. Keys
+  /// outside of it are passed over. Large directories are listed at once, by several threads.
+  [[nodiscard]] std::vector<listed_object> list(const std::string& prefix, std::size_t deeper = SIZE_MAX);
 
   /// All uploads below a prefix that were begun and not ended.
   [[nodiscard]] std::vector<open_upload> uploads(const std::string& prefix);
@@ -92,6 +94,12 @@ class s3_bucket {
 
  private:
   [[noreturn]] void fail_answer(std::string_view what) const;
+  [[nodiscard]] std::vector<listed_object> list(thread_pool& pool, const std::string& prefix,
+                                                std::size_t deeper);
+  /// Returns the token of the next page; "" where there is none.
+  [[nodiscard]] std::string add_page(const std::string& prefix, const std::string& token, bool by_directory,
+                                     std::vector<listed_object>& found,
+                                     std::vector<std::string>& directories);
   static std::optional<std::string> decoded(std::string_view text, bool encoded);
   static std::optional<std::string> key_of(const xml_element& e, bool encoded);
 

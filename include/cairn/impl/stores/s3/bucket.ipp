@@ -13,10 +13,14 @@
 #include <cairn/stores/s3/request.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 #include <cairn/stores/s3/xml.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/thread_pool.hpp>
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -102,30 +106,90 @@ CAIRN_BODY bool s3_bucket::lives(const std::string& id) {
   return live_.contains(id);
 }
 
-CAIRN_BODY std::vector<listed_object> s3_bucket::list(const std::string& prefix) {
-  std::vector<listed_object> found;
-  std::string token;
-  std::set<std::string> seen;
-  for (;;) {
-    s3_request r{.method = "GET"};
-    r.query = {{"list-type", "2"}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-keys", "1000"}};
-    if (!token.empty()) r.query.emplace_back("continuation-token", token);
-    const auto page = ask(std::move(r), "ListBucketResult", "listing of the bucket");
-    const bool encoded = page.text_of("EncodingType") == "url";
-    for (const auto& c : page.children) {
-      if (c.name != "Contents") continue;
-      s3_object o;
-      auto key = key_of(c, encoded);
-      if (!parse_decimal(c.text_of("Size"), o.bytes)) fail_answer("a listing without sizes");
-      if (!key || !key->starts_with(prefix)) continue;
-      o.etag = c.text_of("ETag");
-      if (!o.etag.empty() && o.etag.size() <= 1024 && header_safe(o.etag)) learn(*key, o);
-      found.push_back({std::move(*key), o.bytes});
-    }
-    if (page.text_of("IsTruncated") != "true") return found;
-    token = page.text_of("NextContinuationToken");
-    if (token.empty() || !seen.insert(token).second) fail_answer("a listing that never ends");
+CAIRN_BODY std::string s3_bucket::add_page(const std::string& prefix, const std::string& token,
+                                           bool by_directory, std::vector<listed_object>& found,
+                                           std::vector<std::string>& directories) {
+  s3_request r{.method = "GET"};
+  r.query = {{"list-type", "2"}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-keys", "1000"}};
+  if (by_directory) r.query.emplace_back("delimiter", "/");
+  if (!token.empty()) r.query.emplace_back("continuation-token", token);
+  const auto page = ask(std::move(r), "ListBucketResult", "listing of the bucket");
+  const bool encoded = page.text_of("EncodingType") == "url";
+  for (const auto& c : page.children) {
+    if (c.name == "CommonPrefixes")
+      if (auto directory = decoded(c.text_of("Prefix"), encoded);
+          directory && directory->size() > prefix.size() && directory->starts_with(prefix))
+        directories.push_back(std::move(*directory));
+    if (c.name != "Contents") continue;
+    s3_object o;
+    auto key = key_of(c, encoded);
+    if (!parse_decimal(c.text_of("Size"), o.bytes)) fail_answer("a listing without sizes");
+    if (!key || !key->starts_with(prefix)) continue;
+    o.etag = c.text_of("ETag");
+    if (!o.etag.empty() && o.etag.size() <= 1024 && header_safe(o.etag)) learn(*key, o);
+    found.push_back({std::move(*key), o.bytes});
   }
+  if (page.text_of("IsTruncated") != "true") return {};
+  auto next = std::string(page.text_of("NextContinuationToken"));
+  if (next.empty()) fail_answer("a listing that never ends");
+  return next;
+}
+
+CAIRN_BODY std::vector<listed_object> s3_bucket::list(const std::string& prefix, std::size_t deeper) {
+  thread_pool pool;
+  return list(pool, prefix, deeper);
+}
+
+CAIRN_BODY std::vector<listed_object> s3_bucket::list(thread_pool& pool, const std::string& prefix,
+                                                      std::size_t deeper) {
+  std::vector<listed_object> found;
+  std::vector<std::string> directories;
+  std::set<std::string> seen;
+  std::string token;
+  const auto next_page = [&](bool by_directory) {
+    token = add_page(prefix, token, by_directory, found, directories);
+    if (!token.empty() && !seen.insert(token).second) fail_answer("a listing that never ends");
+    return !token.empty();
+  };
+  /// Whether the keys of the last page are in one or two directories, which then have hundreds of keys each.
+  const auto in_large_directories = [&](std::size_t first) {
+    std::size_t others = 0;
+    std::string_view last;
+    for (auto i = first; i < found.size(); ++i) {
+      const auto key = std::string_view(found[i].key);
+      const auto slash = key.find('/', prefix.size());
+      if (slash == std::string_view::npos) continue;
+      if (key.substr(0, slash) != last) ++others;
+      last = key.substr(0, slash);
+    }
+    return others == 1 || others == 2;
+  };
+  if (deeper == 0) {
+    while (next_page(true)) {
+    }
+    return found;
+  }
+  for (std::size_t first = 0; next_page(false); first = found.size())
+    if (in_large_directories(first)) {
+      // Pages of one listing come one after another. Those of directories come at once, and not where keys are longer
+      // than the caller wants.
+      found.clear();
+      token.clear();
+      seen.clear();
+      while (next_page(true)) {
+      }
+      std::vector<std::vector<listed_object>> parts(directories.size());
+      pool.run(parts.size(), client.options().in_flight,
+               [&](std::size_t i) { parts[i] = list(pool, directories[i], deeper - 1); });
+      for (auto& part : parts)
+        found.insert(found.end(), std::make_move_iterator(part.begin()), std::make_move_iterator(part.end()));
+      return found;
+    }
+  detail::erase_if(found, [&](const listed_object& o) {
+    return static_cast<std::size_t>(std::count(o.key.begin() + static_cast<std::ptrdiff_t>(prefix.size()),
+                                               o.key.end(), '/')) > deeper;
+  });
+  return found;
 }
 
 CAIRN_BODY std::vector<open_upload> s3_bucket::uploads(const std::string& prefix) {
