@@ -29,12 +29,14 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -445,6 +447,32 @@ TEST_CASE("remove takes all of a checkpoint, quarantine none of it") {
     CHECK_FALSE(d.writer.quarantine(5));
     CHECK(d.holds(5, state, 2));
   }
+}
+
+TEST_CASE("of a checkpoint of many files several are removed at once") {
+  disturbed d;
+  const ranks state(40);
+  world_save(d.writer, state.states(), 5, first_run).run();
+  std::mutex mutex;
+  std::condition_variable changed;
+  int inside = 0;
+  bool together = false, in_vain = false;
+  // Waits until another removal is under way, unless there was one already.
+  const auto wait_for_another = [&](std::string_view) {
+    std::unique_lock lock(mutex);
+    together = together || ++inside > 1;
+    changed.notify_all();
+    in_vain =
+        in_vain || !changed.wait_for(lock, std::chrono::minutes(1), [&] { return together || in_vain; });
+    --inside;
+  };
+  d.faults->add({.kind = store_call::remove,
+                 .for_ever = true,
+                 .key_contains = ".safetensors",
+                 .action = wait_for_another});
+  d.writer.remove(5);
+  CHECK(together);
+  CHECK(d.keys().empty());
 }
 
 /// Lets a rank look once; true if it reports the checkpoint as committed.

@@ -40,6 +40,8 @@ class step_objects {
   /// manifests beside marks.
   [[nodiscard]] std::vector<std::int64_t> committed_among(const std::vector<std::string>& keys) const;
 
+  /// Removes objects, in this order; of many, several at once. After an error no further removal begins.
+  void remove_all(const std::vector<std::string>& keys) const;
   /// Removes the files of these attempts and returns their number. @pre after their marks existed, there
   /// was no manifest of theirs.
   std::uint64_t remove_files(std::int64_t step, const std::vector<std::uint64_t>& attempts) const;
@@ -63,16 +65,14 @@ class step_objects {
       made.push_back(a.attempt);
     }
     const auto stays = [&] { return !store_.size(aborted_key(step, keep)) && committed_by(step, keep); };
-    std::uint64_t removed = 0;
-    const auto remove = [&](const std::string& key) { store_.remove(key), ++removed; };
-    if (!stays()) return removed;
-    for (const auto& o : objects)
-      if (o.is_file()) remove(o.key);
-    if (!stays()) return removed;
-    for (const auto& o : objects)
-      if (!o.is_file()) remove(o.key);
+    std::vector<std::string> files, others;
+    for (const auto& o : objects) (o.is_file() ? files : others).push_back(o.key);
+    if (!stays()) return 0;
+    remove_all(files);
+    if (!stays()) return files.size();
+    remove_all(others);
     for (const auto attempt : made) store_.remove(aborted_key(step, attempt));
-    return removed;
+    return objects.size();
   }
 
   [[nodiscard]] bool stands(std::int64_t step) const noexcept;

@@ -53,8 +53,10 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   // it last. Remove all files before making marks, which may need the space.
   for (const auto& o : objects)
     if (of_removed(o) && o.name.rank == 0 && o.name.kind == object_kind::record) store_.remove(o.key);
+  std::vector<std::string> keys;
   for (const auto& o : objects)
-    if (of_removed(o)) store_.remove(o.key);
+    if (of_removed(o)) keys.push_back(o.key);
+  objects_.remove_all(keys);
   auto attempts = detail::attempts_in(objects, removed);
   const auto begun = begun_attempts(step_directory(step) + "/");
   if (const auto at = begun.find(step); at != begun.end()) add_begun(attempts, at->second, removed);
@@ -65,13 +67,15 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
     return o.name.attempt == removed ||
            detail::any_of(attempts, [&](const auto& a) { return a.attempt == o.name.attempt; });
   };
+  keys.clear();
   for (const auto& o : objects_.objects_of(step)) {
     if (o.own && o.name.kind == object_kind::manifest) continue;
     if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
     // Others may rely on a mark; clean() removes it when nobody does.
     if (o.is_mark() && o.name.attempt != removed) continue;
-    store_.remove(o.key);
+    keys.push_back(o.key);
   }
+  objects_.remove_all(keys);
   (void)discard_leftovers(step_directory(step) + "/", nullptr);
 }
 
@@ -91,8 +95,10 @@ CAIRN_BODY bool checkpoint_catalog::remove_attempt(save_attempt attempt) const {
   };
   for (const auto& o : objects)
     if (goes(o) && is_first(o)) store_.remove(o.key);
+  std::vector<std::string> keys;
   for (const auto& o : objects)
-    if (goes(o)) store_.remove(o.key);
+    if (goes(o)) keys.push_back(o.key);
+  objects_.remove_all(keys);
   return true;
 }
 

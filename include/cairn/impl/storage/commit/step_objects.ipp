@@ -12,6 +12,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/thread_pool.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -86,13 +87,23 @@ CAIRN_BODY std::vector<std::int64_t> step_objects::committed_among(
   return steps;
 }
 
+CAIRN_BODY void step_objects::remove_all(const std::vector<std::string>& keys) const {
+  constexpr std::size_t few = 64, at_once = 16;
+  if (keys.size() <= few) {
+    for (const auto& key : keys) store_.remove(key);
+    return;
+  }
+  thread_pool().run(keys.size(), at_once, [&](std::size_t i) { store_.remove(keys[i]); });
+}
+
 CAIRN_BODY std::uint64_t step_objects::remove_files(std::int64_t step,
                                                     const std::vector<std::uint64_t>& attempts) const {
-  std::uint64_t removed = 0;
-  if (attempts.empty()) return removed;
-  for (const auto& o : objects_of(step))
-    if (o.is_file() && detail::contains(attempts, o.name.attempt)) store_.remove(o.key), ++removed;
-  return removed;
+  if (attempts.empty()) return 0;
+  std::vector<std::string> keys;
+  for (auto& o : objects_of(step))
+    if (o.is_file() && detail::contains(attempts, o.name.attempt)) keys.push_back(std::move(o.key));
+  remove_all(keys);
+  return keys.size();
 }
 
 CAIRN_BODY bool step_objects::stands(std::int64_t step) const noexcept {
