@@ -15,7 +15,7 @@ usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--job
   --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
   --full      everything on g++ and clang, with every sanitizer, the slow tests, and ten times as many random cases. Up to an hour on 2 cores.
   --soak [MINUTES]
-              the proof that nothing is lost, for 30 minutes or so many: kills, power losses, fuzzing; see docs/reliability.md.
+              the proof that nothing is lost, for 30 minutes or so many: kills, power losses, faults of a cluster (as root), fuzzing; see docs/reliability.md.
               Its figures go to build/results/soak.json. No other test runs.
   -R REGEX    only the tests whose name matches, as ctest does it; only their programs are built.
   --seed N    random cases begin with this seed (default: always the same one; with --soak, and where --full fuzzes, another one each time).
@@ -195,7 +195,7 @@ if [ "$mode" = soak ]; then
     cmake --build "build/$1" -j "$jobs" --target $targets || die "$1: a program of the soak does not build (above)"
     end_phase
   }
-  build_programs release test_kill_ranks test_power_loss test_zombies test_group_checkpoints
+  build_programs release test_kill_ranks test_power_loss test_zombies test_group_checkpoints train_gpt verify helper_s3_server
   [ ! -f tests/fuzz/run.sh ] || build_programs clang-asan cairn_fuzz
   finish_python
   begin_phase "soak"

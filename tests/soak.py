@@ -4,7 +4,8 @@
 
 Two lanes side by side, each for the whole time:
   - every cell of the kill matrix, those with worker processes for a fifth of the time, then random kills;
-  - schedules of requests that go astray, sequences of runs that retain, states after power losses, then the fuzz targets.
+  - schedules of requests that go astray, sequences of runs that retain, states after power losses, a cluster with a fault every
+    30 seconds for a fifth of the time, where it can be made (tests/chaos.py), then the fuzz targets.
 At least as many cases are tried as the aims below say, in proportion to the time, however slow the machine is. Figures go
 to build/results/soak.json, each part's output to build/results/soak.PART.log."""
 import argparse
@@ -104,7 +105,13 @@ def lanes(arguments):
         return Part("fuzz", ["bash", "tests/fuzz/run.sh", "--seconds", str(max(5, left // FUZZ_TARGETS)),
                              "--jobs", "1", "--seed", str(arguments.seed)], {})
 
+    def chaos():
+        return Part("chaos", [sys.executable, "tests/chaos.py", "--minutes", f"{arguments.minutes * 0.2:g}", "--seed", str(arguments.seed),
+                              "--build", arguments.build], {})
+
     second = [lambda _: zombies(), lambda _: retention(), lambda _: power_loss()]
+    if subprocess.run([os.path.join(ROOT, "tests", "cluster", "box"), "run", "--hosts", "0", "true"], check=False).returncode == 0:
+        second.append(lambda _: chaos())
     if os.path.exists(os.path.join(ROOT, "tests", "fuzz", "run.sh")):
         second.append(fuzz)
     return [[lambda _: matrix(), lambda _: workers(), random_kills], second]

@@ -1,0 +1,321 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains on three hosts of two ranks each (tests/cluster), with a fault every 30 seconds, and starts again what ended:
+
+    python3 tests/chaos.py --minutes 10 --seed 7
+
+A host loses power, or stands still for a minute; it is cut off from the others; a rank or a worker is killed; the store is slow, or away.
+The faults come in an order that the seed chooses. Every step's loss must be that of an undisturbed run, bit by bit, however often it was
+trained; at the end the store must be whole. Prints what each fault cost: the steps that were trained again, and the parts of the recovery.
+
+Needs root, what `tests/cluster/box install` installs, and the programs of a build (--build)."""
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
+from jobs import BOX, Job, box, signal_on  # noqa: E402  pylint: disable=wrong-import-position
+
+HOSTS = ["h1", "h2", "h3"]
+STORE = "h4"
+STEP = re.compile(r"^step +(\d+)  loss")
+STOPPED = 75  # the status of a rank that saved because it was asked to stop
+PARTS = ("detect", "end", "start", "agree and read", "first step")
+
+
+class Supervisor:
+    """Keeps one run of train_gpt going on the hosts that are there."""
+
+    def __init__(self, options):
+        self.options, self.random = options, random.Random(options.seed)
+        self.shared = os.environ["CAIRN_BOX"] + "/shared"
+        self.out, self.job, self.losses, self.best, self.starts, self.twice = {}, None, {}, 0, 0, 0
+        self.faults, self.later, self.ended_jobs = [], [], []
+        address = box("s3", STORE, self.shared + "/helper_s3_server", "--all-addresses", "--access-key=A", "--secret-key=S",
+                      "--bucket=bucket").split()[-1]
+        self.url = f"s3://bucket/run?endpoint=http://{address}"
+        self.environment = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "S", "AWS_EC2_METADATA_DISABLED": "true"}
+
+    # --- The run
+
+    def shape(self):
+        return ["--layers", "2", "--width", str(self.options.width), "--heads", "4", "--context", "64", "--micro-batches", "12"]
+
+    def start(self):
+        hosts = [host for host in HOSTS if host not in self.out]
+        self.starts += 1
+        self.losses_file = f"{self.shared}/losses.{self.starts}"
+        self.job = Job(self.shared + "/train_gpt", hosts,
+                       [*self.shape(), "--store", self.url, "--steps", "1000000", "--every", "1", "--timeout", "10", "--lost-after", "3",
+                        "--tier", "/dev/shm/tier", "--persist", "10", "--partner-copies", "1", "--losses", self.losses_file],
+                       environment=self.environment)
+
+    def take_losses(self):
+        """Of the start that has ended."""
+        if not os.path.exists(self.losses_file):
+            return
+        with open(self.losses_file, encoding="utf-8") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    continue
+                step, loss = line.split()
+                self.twice += step in self.losses
+                assert self.losses.setdefault(step, loss) == loss, f"step {step} was trained again, with another loss"
+
+    def say(self, text):
+        print(f"{time.monotonic() - self.begun:7.1f} s  {text}", flush=True)
+
+    def moment_of(self, pattern, job):
+        with job.told:
+            for when, line in job.lines:
+                found = re.search(pattern, line)
+                if found:
+                    return when, found
+        return None, None
+
+    def restart(self, fault, why):
+        """Ends what is left of the job and starts it on the hosts that are there; the parts of it go to `fault`."""
+        job, noticed = self.job, time.monotonic()
+        # Whom the ranks name has left the job, whatever the supervisor believes of its host.
+        job.kill(without=[host for host, state in self.out.items() if state != "cut"])
+        self.take_losses()
+        self.ended_jobs.append(job)
+        ended = time.monotonic()
+        last = max(job.last_step(), 0)
+        last_moment = max([when for when, line in job.lines if STEP.match(line)], default=fault["at"])
+        while True:
+            self.start()
+            new = self.job
+            try:
+                resumed = int(new.wait_for(r"^resumed from the checkpoint of step (\d+)", 60).group(1))
+                first = int(new.wait_for(STEP.pattern, 60).group(1))
+                break
+            except AssertionError as e:
+                self.say(f"the start failed, and is tried again: {str(e)[-1500:]}")
+                fault["failed starts"] = fault.get("failed starts", 0) + 1
+                new.kill(without=[host for host, state in self.out.items() if state != "cut"])
+        began = self.moment_of(r"parameters, ", new)[0]
+        read = self.moment_of(r"^resumed from", new)[0]
+        stepped = self.moment_of(STEP.pattern, new)[0]
+        new_again = None
+        if last >= first:
+            new.wait_for(rf"^step +{last} +loss", 60)
+            new_again = self.moment_of(rf"^step +{last} +loss", new)[0]
+        lost = max(0, last - resumed)
+        fault.setdefault("restarts", []).append({
+            "why": why, "steps lost": lost, "hosts": len(new.hosts), "detect": noticed - fault["at"], "end": ended - noticed, "start": began - ended,
+            "agree and read": read - began, "first step": stepped - read, "without a new step": (new_again or stepped) - last_moment})
+        source = self.moment_of(r"loaded .*|rebuilt", new)[1]
+        self.say(f"goes on at step {resumed}, {lost} lost, on {len(new.hosts)} hosts, "
+                 + ", ".join(f"{name} {fault['restarts'][-1][name]:.2f}" for name in PARTS) + f" s: {source.string[:160] if source else ''}")
+
+    def ask_to_stop(self, fault):
+        """A host is there again: the job saves, ends, and begins on all of them."""
+        job = self.job
+        fault["at"] = time.monotonic()
+        for host in job.hosts:
+            signal_on(host, "TERM", "^[^ ]*train_gpt ")
+        until = time.monotonic() + 30
+        while not job.ended() and time.monotonic() < until:
+            time.sleep(0.05)
+        self.restart(fault, "a host came back")
+
+    def failed(self):
+        """The line of a rank that gave up, if the job is failing."""
+        return self.moment_of(r"^train_gpt: rank \d+: .*", self.job)[1] or (self.job.ended() and re.search(".*$", self.job.text()))
+
+    # --- The faults
+
+    def after(self, seconds, what):
+        self.later.append((time.monotonic() + seconds, what))
+
+    def back(self, host, how, fault):
+        def come_back():
+            how()
+            del self.out[host]
+            self.say(f"{host} is back")
+            self.ask_to_stop(fault)
+        return come_back
+
+    def lose_host(self, fault):
+        host = self.random.choice(HOSTS)
+        fault["what"] = f"{host} loses power"
+        self.out[host] = "off"
+        box("power-off", host)
+        self.after(20, self.back(host, lambda: box("boot", host), fault))
+
+    def freeze_host(self, fault):
+        host = self.random.choice(HOSTS)
+        fault["what"] = f"{host} stands still for a minute"
+        self.out[host] = "frozen"
+        box("freeze", host)
+
+        def thaw():
+            box("thaw", host)
+            # Its ranks find out by themselves that the job went on without them.
+            until = time.monotonic() + 40
+            while signal_on(host, "0", "^[^ ]*(train_gpt|cairn-worker) "):
+                assert time.monotonic() < until, f"ranks of an old job live on: {box('on', host, 'ps', '-ef')}"
+                time.sleep(0.2)
+        self.after(60, self.back(host, thaw, fault))
+
+    def cut_host(self, fault):
+        host = self.random.choice(HOSTS)
+        fault["what"] = f"{host} is cut off from the other ranks for 20 s"
+        self.out[host] = "cut"
+        others = [other for other in HOSTS if other != host]
+        for other in others:
+            box("cut", host, other)
+            box("cut", other, host)
+
+        def mend():
+            for other in others:
+                box("mend", host, other)
+                box("mend", other, host)
+        self.after(20, self.back(host, mend, fault))
+
+    def kill_rank(self, fault):
+        host = self.random.choice(self.job.hosts)
+        found = box("on", host, "pgrep", "-f", "^[^ ]*train_gpt ").split()
+        fault["what"] = f"a rank on {host} is killed"
+        box("on", host, "env", "kill", "-KILL", self.random.choice(found))
+
+    def kill_worker(self, fault):
+        host = self.random.choice(self.job.hosts)
+        found = box("on", host, "pgrep", "-f", "^cairn-worker ", status=None).split()
+        fault["what"] = f"a worker on {host} is killed"
+        if found:
+            box("on", host, "env", "kill", "-KILL", self.random.choice(found))
+
+    def slow_store(self, fault):
+        fault["what"] = "the store takes 1 Mbit/s for 20 s"
+        box("rate", STORE, "1mbit")
+        self.after(20, lambda: box("rate", STORE, "0"))
+
+    def lose_store(self, fault):
+        fault["what"] = "the store stands still for 20 s"
+        box("freeze", STORE)
+        self.after(20, lambda: box("thaw", STORE))
+
+    # --- All of it
+
+    def run(self):
+        options = self.options
+        self.begun = time.monotonic()
+        self.start()
+        self.job.wait_for(STEP.pattern, 120)
+        began = time.monotonic()
+        time.sleep(options.undisturbed)  # is what is measured
+        undisturbed = (self.job.last_step() - 1) / (time.monotonic() - began)
+        self.say(f"{undisturbed:.2f} steps a second without faults")
+        begin, first = time.monotonic(), self.job.last_step()
+        next_fault, end = begin, begin + options.minutes * 60
+        single = [self.kill_rank, self.kill_worker, self.slow_store, self.lose_store]
+        kinds = [self.lose_host, self.freeze_host, self.cut_host, *single]
+        while time.monotonic() < end or self.later or self.out:
+            now = time.monotonic()
+            for each in [each for each in self.later if each[0] <= now]:
+                self.later.remove(each)
+                each[1]()
+            if now >= next_fault and now < end:
+                next_fault += options.every
+                fault = {"at": time.monotonic()}
+                kind = self.random.choice(single if self.out else kinds)
+                fault["ends"] = kind in (self.lose_host, self.freeze_host, self.cut_host, self.kill_rank)
+                kind(fault)
+                self.faults.append(fault)
+                self.say(fault["what"])
+            failed = self.failed()
+            if failed:
+                self.say(failed.string[-300:])
+                # Some faults end a job, some only much later than others do.
+                pending = [fault for fault in self.faults if fault["ends"]] or self.faults[-1:] or [{"at": now}]
+                self.restart(pending[0], failed.string[-300:])
+                for fault in pending:
+                    fault["ends"] = False
+            time.sleep(0.02)
+        finish = time.monotonic()
+        last = self.job.last_step()
+        for host in HOSTS:
+            signal_on(host, "TERM", "^[^ ]*train_gpt ")
+        statuses = self.job.wait(60)
+        self.take_losses()
+        assert set(statuses) == {STOPPED}, (statuses, self.job.text()[-3000:])
+        return self.figures(undisturbed, finish - begin, last - first)
+
+    def figures(self, undisturbed, seconds, steps):
+        restarts = [each for fault in self.faults for each in fault.get("restarts", [])]
+        by_faults = [each for each in restarts if each["why"] != "a host came back"]
+        waited = sum(each["without a new step"] for each in restarts)
+        told = {"test": "chaos", "seed": self.options.seed, "seconds": round(seconds), "faults": len(self.faults), "starts": self.starts,
+                "steps": steps, "steps a second without faults": round(undisturbed, 2),
+                "goodput by steps": round(steps / (undisturbed * seconds), 3), "goodput by time": round(1 - waited / seconds, 3),
+                "steps trained twice": self.twice, "most steps lost by one fault": max((each["steps lost"] for each in restarts), default=0),
+                "failed starts": sum(fault.get("failed starts", 0) for fault in self.faults)}
+        for name in PARTS:
+            values = [each[name] for each in by_faults]
+            if values:
+                told[name] = f"{statistics.median(values):.2f} s, at most {max(values):.2f} s"
+        return told
+
+    def check(self):
+        """Every loss, against one rank on one host; and all that is in the store."""
+        steps = max(map(int, self.losses))
+        here = os.environ["CAIRN_BOX"] + "/undisturbed"
+        subprocess.run([self.shared + "/train_gpt", *self.shape(), "--ranks", str(min(os.cpu_count() or 1, 4) // 2 * 2 or 1), "--steps", str(steps),
+                        "--every", "1000000000", "--store", here, "--losses", here + ".losses"], check=True, stdout=subprocess.DEVNULL)
+        with open(here + ".losses", encoding="utf-8") as file:
+            expected = dict(line.split() for line in file)
+        wrong = [step for step, loss in self.losses.items() if expected[step] != loss]
+        assert not wrong and len(self.losses) == steps, f"steps with other losses: {wrong}; {steps - len(self.losses)} steps are missing"
+        told = subprocess.run([self.shared + "/verify", self.url], env={**os.environ, **self.environment}, stdout=subprocess.PIPE, text=True,
+                              check=False).stdout
+        assert "every digest is right" in told, told
+        for host in HOSTS:
+            left = signal_on(host, "0", "^[^ ]*(train_gpt|cairn-worker) ")
+            assert not left, f"{left} processes live on, on {host}"
+        print(f"{len(self.losses)} steps have the losses of an undisturbed run, bit by bit", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--every", type=float, default=30, help="seconds between faults")
+    parser.add_argument("--undisturbed", type=float, default=30, help="seconds without faults at the beginning, for the comparison")
+    parser.add_argument("--width", type=int, default=64, help="of the model: what a step costs")
+    parser.add_argument("--build", default=os.path.join(ROOT, "build", "release"), help="where the programs are")
+    options = parser.parse_args()
+    if not os.environ.get("CAIRN_BOX"):
+        told = subprocess.run([BOX, "run", "--hosts", "0", "true"], stderr=subprocess.PIPE, text=True, check=False)
+        if told.returncode:
+            print(told.stderr, end="")
+            return told.returncode
+        print(f"chaos: {options.minutes:g} minutes, seed {options.seed} (--seed {options.seed} repeats its faults)", flush=True)
+        return subprocess.run([BOX, "run", "--hosts", "4", sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--seed", str(options.seed)],
+                              check=False).returncode
+    shared = os.environ["CAIRN_BOX"] + "/shared"
+    for program in ("examples/train_gpt", "tests/helper_s3_server", "examples/verify"):
+        shutil.copy(os.path.join(options.build, program), shared)
+    supervisor = Supervisor(options)
+    figures = supervisor.run()
+    supervisor.check()
+    print("\n".join(f"  {name}: {value}" for name, value in figures.items()), flush=True)
+    path = os.environ.get("CAIRN_TEST_FIGURES")
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(figures) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
