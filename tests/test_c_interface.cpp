@@ -16,6 +16,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/still_threads.hpp>
 #include <thread>
@@ -108,18 +109,13 @@ struct one_tensor {
   cairn_checkpointer* ckpt;
 };
 
-void on_ranks(int ranks, const std::function<void(int)>& body) {
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });
-}
-
 }  // namespace
 
 TEST_CASE("C: a state of every kind is saved by two ranks and restored on one and on two") {
   const cairn_test::scratch_directory scratch;
   const auto train = [&](int ranks, std::int64_t expected_step, const auto& look) {
     const cairn::thread_group group{ranks};
-    on_ranks(ranks, [&](int rank) {
+    cairn_test::on_all_ranks(ranks, [&](int rank) {
       auto* ckpt = open_rank(scratch.path(), group, rank);
       REQUIRE(ckpt != nullptr);
       rank_memory memory;

@@ -12,6 +12,7 @@
 #include <support/communicator_conformance.hpp>
 #include <support/counting_communicator.hpp>
 #include <support/nccl_double.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/rounds.hpp>
 #include <support/simulated_time.hpp>
 #include <support/thread_ranks.hpp>
@@ -885,19 +886,7 @@ struct nccl_ranks {
   std::optional<nccl_communicator>& at(int rank) { return ranks[static_cast<std::size_t>(rank)]; }
   template <class Body>
   std::vector<std::exception_ptr> in_threads(Body body) {
-    std::vector<std::exception_ptr> thrown(ranks.size());
-    {
-      std::vector<std::jthread> threads;
-      for (int rank = 0; rank < group.size(); ++rank)
-        threads.emplace_back([&, rank] {
-          try {
-            body(rank);
-          } catch (...) {
-            thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-          }
-        });
-    }
-    return thrown;
+    return cairn_test::thrown_on_ranks(group.size(), body);
   }
   /// body(communicator) on each rank at the same time.
   template <class Body>
@@ -1108,18 +1097,9 @@ TEST_CASE(
   nccl::reset_nccl(1);
   nccl::fail_open_on(1);
   const cairn::thread_group group{2};
-  std::vector<std::exception_ptr> thrown(2);
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < 2; ++rank)
-      threads.emplace_back([&, rank] {
-        try {
-          const nccl_communicator comm(group.communicator(rank), {.device = 0, .timeout = 300ms});
-        } catch (...) {
-          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-      });
-  }
+  const auto thrown = cairn_test::thrown_on_ranks(2, [&](int rank) {
+    const nccl_communicator comm(group.communicator(rank), {.device = 0, .timeout = 300ms});
+  });
   const auto e = caught<cairn::error>(thrown[1]);
   // Unless the message came too late even for the name.
   CHECK(

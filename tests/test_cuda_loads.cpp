@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 #include <support/device_double.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/rounds.hpp>
 #include <support/saved_world.hpp>
 
@@ -530,23 +531,13 @@ TEST_CASE("ranks that share reads load to their devices, with casts, as each wou
       }
       std::vector<cairn::thread_communicator> communicators;
       for (int r = 0; r < world; ++r) communicators.push_back(group.communicator(r));
-      std::vector<std::exception_ptr> thrown(world);
       std::atomic<std::uint64_t> bytes_read{0};
-      {
-        std::vector<std::jthread> threads;
-        for (int r = 0; r < world; ++r)
-          threads.emplace_back([&, r] {
-            const auto i = static_cast<std::size_t>(r);
-            try {
-              cairn::checkpointer reader{saved(), device_loads(), std::move(communicators[i]),
-                                         narrow_planner(),
-                                         cairn::checkpointer_options{.load_memory = 8 << 20, .quiet = true}};
-              bytes_read += reader.load(all[i]->state, 7, cairn::partial).bytes_read;
-            } catch (...) {
-              thrown[i] = std::current_exception();
-            }
-          });
-      }
+      const auto thrown = cairn_test::thrown_on_ranks(world, [&](int r) {
+        const auto i = static_cast<std::size_t>(r);
+        cairn::checkpointer reader{saved(), device_loads(), std::move(communicators[i]), narrow_planner(),
+                                   cairn::checkpointer_options{.load_memory = 8 << 20, .quiet = true}};
+        bytes_read += reader.load(all[i]->state, 7, cairn::partial).bytes_read;
+      });
       for (const auto& each : thrown) CHECK_NOTHROW(each ? std::rethrow_exception(each) : void());
       for (auto& memory : wide) {
         std::vector<double> got(large);

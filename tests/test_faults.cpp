@@ -12,6 +12,7 @@
 #include "support/faulty_file_system.hpp"
 #include "support/faulty_store.hpp"
 #include "support/odd_file_system.hpp"
+#include "support/on_all_ranks.hpp"
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/small_disk.hpp"
@@ -29,7 +30,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <latch>
 #include <memory>
 #include <mutex>
@@ -168,18 +168,8 @@ struct place {
   template <class Body>
   std::vector<std::exception_ptr> ranks(int n, Body body) const {
     const cairn::thread_group group{n};
-    std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(n));
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < n; ++rank)
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank, communicator(group.communicator(rank), counts));
-        } catch (...) {
-          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-      });
-    threads.clear();
-    return thrown;
+    return cairn_test::thrown_on_ranks(
+        n, [&](int rank) { body(rank, communicator(group.communicator(rank), counts)); });
   }
 };
 void none_failed(const std::vector<std::exception_ptr>& thrown) {
@@ -482,13 +472,8 @@ namespace {
 /// body(communicator) as each of n ranks, which must not throw.
 template <class Body>
 void on_ranks(int n, Body body) {
-  cairn::thread_group group{n};
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < n; ++rank)
-    threads.emplace_back([&, rank] {
-      const auto why = thrown_by([&] { body(group.communicator(rank)); });
-      CHECK_MESSAGE(!why.id, why.text);
-    });
+  const cairn::thread_group group{n};
+  none_failed(cairn_test::thrown_on_ranks(n, [&](int rank) { body(group.communicator(rank)); }));
 }
 }  // namespace
 

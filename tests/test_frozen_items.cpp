@@ -12,6 +12,7 @@
 
 #include "support/faulty_store.hpp"
 #include "support/loop_disk.hpp"
+#include "support/on_all_ranks.hpp"
 #include "support/rounds.hpp"
 #include "support/scratch_directory.hpp"
 
@@ -30,7 +31,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -355,25 +355,16 @@ TEST_CASE("ranks link their own files each, and every world loads them") {
   const scratch_directory directory;
   const cairn::file_store store{directory.path()};
   cairn::thread_group group{2};
-  std::vector<std::string> thrown(2);
-  {
-    std::vector<std::jthread> ranks;
-    for (int rank = 0; rank < 2; ++rank)
-      ranks.emplace_back([&, rank] {
-        try {
-          adapted t(rank, 2);
-          cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
-          for (const std::int64_t step : {1, 2, 3}) {
-            t.train(step);
-            const auto save = ckpt.save(t.state, step);
-            save.wait();
-            if ((save.report().linked_bytes > 0) != (step > 1)) throw std::runtime_error("not linked");
-          }
-        } catch (const std::exception& e) {
-          thrown[static_cast<std::size_t>(rank)] = e.what();
-        }
-      });
-  }
+  const auto thrown = cairn_test::said_on_ranks(2, [&](int rank) {
+    adapted t(rank, 2);
+    cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
+    for (const std::int64_t step : {1, 2, 3}) {
+      t.train(step);
+      const auto save = ckpt.save(t.state, step);
+      save.wait();
+      if ((save.report().linked_bytes > 0) != (step > 1)) throw std::runtime_error("not linked");
+    }
+  });
   for (const auto& why : thrown) CHECK_MESSAGE(why.empty(), why);
   std::filesystem::remove_all(directory.path() + "/" + cairn::step_directory(1));
   cairn::state_dict one;

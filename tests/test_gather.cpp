@@ -7,11 +7,10 @@
 #include <cairn/cairn.hpp>
 
 #include "support/counting_communicator.hpp"
+#include "support/on_all_ranks.hpp"
 
 #include <chrono>
-#include <exception>
 #include <latch>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -21,24 +20,11 @@ using cairn_test::counting_communicator;
 constexpr int ranks = 4;
 constexpr std::int64_t numbers = 1000;  // of each rank
 
-/// Runs body(communicator) on a thread for each rank; throws what the first rank that failed threw.
+/// Runs body(communicator) on a thread for each rank.
 template <class Body>
 void on_each_rank(Body body) {
   const cairn::thread_group group(ranks);
-  std::vector<std::exception_ptr> thrown(ranks);
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < ranks; ++rank)
-      threads.emplace_back([&, rank] {
-        try {
-          body(group.communicator(rank));
-        } catch (...) {
-          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-      });
-  }
-  for (const auto& each : thrown)
-    if (each) std::rethrow_exception(each);
+  cairn_test::on_all_ranks(ranks, [&](int rank) { body(group.communicator(rank)); });
 }
 
 /// Counts a latch down at the end of a scope, also after an exception, so that nobody waits for ever.

@@ -9,6 +9,7 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 
 #include <bit>
@@ -231,26 +232,17 @@ TEST_CASE("ranks that share what they read convert what they get") {
   for (const auto sharing : {cairn::read_sharing::on, cairn::read_sharing::off}) {
     constexpr int world = 3;
     const cairn::thread_group group(world);
-    std::vector<std::string> wrong(world);
-    std::vector<std::jthread> ranks;
-    for (int rank = 0; rank < world; ++rank)
-      ranks.emplace_back([&, rank] {
-        try {
-          std::vector<double> read(values.size());
-          cairn::state_dict state;
-          state.tensor("y", read, {600'000});
-          cairn::checkpointer ckpt{store, group.communicator(rank), sharing, quiet()};
-          const auto report = ckpt.load(state, 1, cairn::rename{{"x", "y"}}, cairn::convert{});
-          if (report.renamed.size() != 1 || report.converted.size() != 1)
-            wrong[static_cast<std::size_t>(rank)] = "report";
-          for (std::size_t i = 0; i < read.size(); ++i)
-            if (read[i] != static_cast<double>(values[i])) wrong[static_cast<std::size_t>(rank)] = "elements";
-          ckpt.close();
-        } catch (const std::exception& e) {
-          wrong[static_cast<std::size_t>(rank)] = e.what();
-        }
-      });
-    ranks.clear();
+    const auto wrong = cairn_test::said_on_ranks(world, [&](int rank) {
+      std::vector<double> read(values.size());
+      cairn::state_dict state;
+      state.tensor("y", read, {600'000});
+      cairn::checkpointer ckpt{store, group.communicator(rank), sharing, quiet()};
+      const auto report = ckpt.load(state, 1, cairn::rename{{"x", "y"}}, cairn::convert{});
+      if (report.renamed.size() != 1 || report.converted.size() != 1) throw std::runtime_error("report");
+      for (std::size_t i = 0; i < read.size(); ++i)
+        if (read[i] != static_cast<double>(values[i])) throw std::runtime_error("elements");
+      ckpt.close();
+    });
     for (const auto& text : wrong) CHECK(text == "");
   }
 }
@@ -275,26 +267,17 @@ TEST_CASE("a vocabulary is padded or cut, by any number of ranks") {
       CAPTURE(rows);
       std::vector<float> all(static_cast<std::size_t>(rows * 3), -5);
       const cairn::thread_group group(world);
-      std::vector<std::string> wrong(static_cast<std::size_t>(world));
-      std::vector<std::jthread> ranks;
-      for (int rank = 0; rank < world; ++rank)
-        ranks.emplace_back([&, rank] {
-          try {
-            const auto begin = rows * rank / world;
-            const auto size = rows * (rank + 1) / world - begin;
-            cairn::state_dict state;
-            state.tensor("wte", all.data() + begin * 3, cairn::shard{{rows, 3}, {begin, 0}, {size, 3}});
-            cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
-            const auto report =
-                ckpt.load(state, 1, cairn::pad{"w*", 0, 0.25}, cairn::cut{"w*", 0}, cairn::convert{});
-            if (report.resized.size() != (rows == 10 ? 0u : 1u))
-              wrong[static_cast<std::size_t>(rank)] = "report";
-            ckpt.close();
-          } catch (const std::exception& e) {
-            wrong[static_cast<std::size_t>(rank)] = e.what();
-          }
-        });
-      ranks.clear();
+      const auto wrong = cairn_test::said_on_ranks(world, [&](int rank) {
+        const auto begin = rows * rank / world;
+        const auto size = rows * (rank + 1) / world - begin;
+        cairn::state_dict state;
+        state.tensor("wte", all.data() + begin * 3, cairn::shard{{rows, 3}, {begin, 0}, {size, 3}});
+        cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
+        const auto report =
+            ckpt.load(state, 1, cairn::pad{"w*", 0, 0.25}, cairn::cut{"w*", 0}, cairn::convert{});
+        if (report.resized.size() != (rows == 10 ? 0u : 1u)) throw std::runtime_error("report");
+        ckpt.close();
+      });
       for (const auto& text : wrong) CHECK(text == "");
       for (std::size_t i = 0; i < all.size(); ++i)
         if (all[i] != (i < 30 ? static_cast<float>(i) : 0.25f)) FAIL("element " << i << " is " << all[i]);
@@ -412,22 +395,14 @@ TEST_CASE("a planner's own names and conversions stay beside the options") {
 TEST_CASE("a rank whose rest cannot be filled ends the load on all ranks") {
   const auto store = saved<std::uint8_t>({{"x", {1, 2}}});
   const cairn::thread_group group(2);
-  std::vector<std::string> wrong(2);
-  std::vector<std::jthread> ranks;
-  for (int rank = 0; rank < 2; ++rank)
-    ranks.emplace_back([&, rank] {
-      try {
-        // Only the second rank has what lies behind the stored part.
-        std::vector<std::uint8_t> read(2);
-        cairn::state_dict state;
-        state.tensor("x", read.data(), cairn::shard{{4}, {2 * rank}, {2}});
-        cairn::checkpointer ckpt{store, group.communicator(rank), cairn::read_sharing::on, quiet()};
-        (void)ckpt.load(state, 1, cairn::pad{"x", 0, 256.0});
-      } catch (const std::exception& e) {
-        wrong[static_cast<std::size_t>(rank)] = e.what();
-      }
-    });
-  ranks.clear();
+  const auto wrong = cairn_test::said_on_ranks(2, [&](int rank) {
+    // Only the second rank has what lies behind the stored part.
+    std::vector<std::uint8_t> read(2);
+    cairn::state_dict state;
+    state.tensor("x", read.data(), cairn::shard{{4}, {2 * rank}, {2}});
+    cairn::checkpointer ckpt{store, group.communicator(rank), cairn::read_sharing::on, quiet()};
+    (void)ckpt.load(state, 1, cairn::pad{"x", 0, 256.0});
+  });
   for (const auto& text : wrong) CHECK(text.find("usage.bad_option") != std::string::npos);
 }
 
@@ -522,19 +497,11 @@ TEST_CASE("each rank reads a whole item, or its own of those that each rank has"
   cairn::memory_store store;
   const auto run = [&](int world, auto body) {
     const cairn::thread_group group(world);
-    std::vector<std::string> wrong(static_cast<std::size_t>(world));
-    std::vector<std::jthread> ranks;
-    for (int rank = 0; rank < world; ++rank)
-      ranks.emplace_back([&, rank] {
-        try {
-          cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
-          body(ckpt, rank);
-          ckpt.close();
-        } catch (const std::exception& e) {
-          wrong[static_cast<std::size_t>(rank)] = e.what();
-        }
-      });
-    ranks.clear();
+    const auto wrong = cairn_test::said_on_ranks(world, [&](int rank) {
+      cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
+      body(ckpt, rank);
+      ckpt.close();
+    });
     return wrong;
   };
   const auto none = [](int world) { return std::vector<std::string>(static_cast<std::size_t>(world)); };

@@ -13,6 +13,7 @@
 
 #include "support/cached_file_system.hpp"
 #include "support/codec_archetype.hpp"
+#include "support/on_all_ranks.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <doctest/doctest.h>
@@ -29,7 +30,6 @@
 #include <memory>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -180,16 +180,12 @@ TEST_CASE("ranks that share reads report their own reads") {
   const cairn::thread_group group{2};
   std::array<tensors, 2> copies;
   std::array<cairn::load_report, 2> reports;
-  {
-    std::vector<std::jthread> ranks;
-    for (int r = 0; r < 2; ++r)
-      ranks.emplace_back([&, r] {
-        const auto i = static_cast<std::size_t>(r);
-        cairn::checkpointer c{f.store, quiet(), cairn::read_only{}, group.communicator(r)};
-        reports[i] = c.load(copies[i].whole(), 1);
-        c.close();
-      });
-  }
+  cairn_test::on_all_ranks(2, [&](int r) {
+    const auto i = static_cast<std::size_t>(r);
+    cairn::checkpointer c{f.store, quiet(), cairn::read_only{}, group.communicator(r)};
+    reports[i] = c.load(copies[i].whole(), 1);
+    c.close();
+  });
   for (const auto& copy : copies) CHECK(copy.same(f.saved));
   std::uint64_t cached = 0;
   for (const auto& report : reports) {

@@ -16,6 +16,7 @@
 #include <cairn/stores/file_store.hpp>
 #include <paths.hpp>
 #include <support/communicator_conformance.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/rounds.hpp>
 #include <support/sanitized.hpp>
@@ -36,7 +37,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <exception>
 #include <fstream>
 #include <set>
 #include <thread>
@@ -75,20 +75,10 @@ struct shared_thread_env {
   template <class Body>
   void run(Body body) {
     const auto job = job_name();
-    std::vector<std::exception_ptr> thrown(Size);
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < Size; ++rank)
-      threads.emplace_back([&, rank] {
-        try {
-          shared_memory_communicator comm(job, rank, Size);
-          body(comm);
-        } catch (...) {
-          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-      });
-    threads.clear();
-    for (const auto& each : thrown)
-      if (each) std::rethrow_exception(each);
+    cairn_test::on_all_ranks(Size, [&](int rank) {
+      shared_memory_communicator comm(job, rank, Size);
+      body(comm);
+    });
   }
 };
 

@@ -17,6 +17,7 @@
 #include <doctest/doctest.h>
 #include <support/codec_archetype.hpp>
 #include <support/faulty_store.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/scratch_directory.hpp>
 
@@ -25,7 +26,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -396,18 +396,15 @@ TEST_CASE("any sharding of files and memory: a refresh leaves what a load leaves
     for (auto n = pick(0, 2); n > 0; --n) whole[static_cast<std::size_t>(pick(0, rows * columns - 1))] += 1;
     if (step % 3 == 1) ranks = static_cast<int>(pick(1, 3));  // files in other pieces than before
     const cairn::thread_group group(ranks);
-    std::vector<std::jthread> saving;
-    for (int rank = 0; rank < ranks; ++rank)
-      saving.emplace_back([&, rank] {
-        const auto first = rows * rank / ranks, last = rows * (rank + 1) / ranks;
-        cairn::state_dict state;
-        state.tensor("w", whole.data() + first * columns,
-                     cairn::shard{{rows, columns}, {first, 0}, {last - first, columns}});
-        cairn::checkpointer ckpt{cairn::file_store{directory.path()}, group.communicator(rank), quiet()};
-        ckpt.save(state, step).wait();
-        ckpt.close();
-      });
-    saving.clear();
+    cairn_test::on_all_ranks(ranks, [&](int rank) {
+      const auto first = rows * rank / ranks, last = rows * (rank + 1) / ranks;
+      cairn::state_dict state;
+      state.tensor("w", whole.data() + first * columns,
+                   cairn::shard{{rows, columns}, {first, 0}, {last - first, columns}});
+      cairn::checkpointer ckpt{cairn::file_store{directory.path()}, group.communicator(rank), quiet()};
+      ckpt.save(state, step).wait();
+      ckpt.close();
+    });
     for (auto& r : readers) {
       left_out += r->ckpt->refresh(r->state).blocks_equal;
       std::size_t at = 0;
@@ -573,19 +570,11 @@ TEST_CASE("ranks refresh together: memory changes on all of them or on none") {
   scratch_directory directory;
   const auto run = [&](auto body) {
     const cairn::thread_group group(2);
-    std::vector<std::string> wrong(2);
-    std::vector<std::jthread> ranks;
-    for (int rank = 0; rank < 2; ++rank)
-      ranks.emplace_back([&, rank] {
-        try {
-          cairn::checkpointer ckpt{cairn::file_store{directory.path()}, group.communicator(rank), quiet()};
-          body(ckpt, rank);
-          ckpt.close();
-        } catch (const std::exception& e) {
-          wrong[static_cast<std::size_t>(rank)] = e.what();
-        }
-      });
-    ranks.clear();
+    const auto wrong = cairn_test::said_on_ranks(2, [&](int rank) {
+      cairn::checkpointer ckpt{cairn::file_store{directory.path()}, group.communicator(rank), quiet()};
+      body(ckpt, rank);
+      ckpt.close();
+    });
     CHECK(wrong == std::vector<std::string>(2));
   };
   const auto save = [&](std::int64_t step, float seed) {
@@ -794,21 +783,18 @@ TEST_CASE("one rank waits and tells the others") {
   const cairn::thread_group group(3);
   std::vector<std::vector<std::int64_t>> got(3);
   std::vector<cairn::follow_end> why(3);
-  std::vector<std::jthread> ranks;
-  for (int rank = 0; rank < 3; ++rank)
-    ranks.emplace_back([&, rank] {
-      const auto r = static_cast<std::size_t>(rank);
-      cairn::checkpointer ckpt{cairn::file_store{run.directory.path()}, group.communicator(rank), quiet()};
-      int asked = 0;
-      auto steps = ckpt.follow({.stop = [&] {
-        if (++asked == 1) run.save(9);
-        return asked > 3;
-      }});
-      while (const auto step = steps.next()) got[r].push_back(*step);
-      why[r] = steps.why();
-      ckpt.close();
-    });
-  ranks.clear();
+  cairn_test::on_all_ranks(3, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    cairn::checkpointer ckpt{cairn::file_store{run.directory.path()}, group.communicator(rank), quiet()};
+    int asked = 0;
+    auto steps = ckpt.follow({.stop = [&] {
+      if (++asked == 1) run.save(9);
+      return asked > 3;
+    }});
+    while (const auto step = steps.next()) got[r].push_back(*step);
+    why[r] = steps.why();
+    ckpt.close();
+  });
   for (std::size_t r = 0; r < 3; ++r) {
     CHECK(got[r] == std::vector<std::int64_t>{3, 9});
     CHECK(why[r] == cairn::follow_end::stopped);

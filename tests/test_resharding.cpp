@@ -20,9 +20,9 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/rounds.hpp>
-#include <thread>
 #include <vector>
 
 using cairn::chunk;
@@ -579,27 +579,23 @@ std::vector<std::string> on_ranks(const counting_store& store, int size, cairn::
                                   std::int32_t ranks_per_file = 1) {
   const cairn::thread_group group{size};
   std::vector<std::string> said(static_cast<std::size_t>(size));
-  {
-    std::vector<std::jthread> threads;
-    for (int r = 0; r < size; ++r)
-      threads.emplace_back([&, r] {
-        try {
-          auto own = store;
-          cairn::checkpointer c{cairn::safetensors_storage{own, {.ranks_per_file = ranks_per_file}},
-                                counting_planner(own.counts), group.communicator(r), sharing,
-                                cairn::checkpointer_options{.timeout = std::chrono::seconds(60),
-                                                            .peer_timeout = std::chrono::seconds(60),
-                                                            .load_memory = load_memory,
-                                                            .quiet = true}};
-          body(r, c);
-          c.close();
-        } catch (const cairn::error& e) {
-          said[static_cast<std::size_t>(r)] = std::string(cairn::error_name(e.id())) + " " + e.fields().item;
-        } catch (const std::exception& e) {
-          said[static_cast<std::size_t>(r)] = e.what();
-        }
-      });
-  }
+  cairn_test::on_all_ranks(size, [&](int r) {
+    try {
+      auto own = store;
+      cairn::checkpointer c{cairn::safetensors_storage{own, {.ranks_per_file = ranks_per_file}},
+                            counting_planner(own.counts), group.communicator(r), sharing,
+                            cairn::checkpointer_options{.timeout = std::chrono::seconds(60),
+                                                        .peer_timeout = std::chrono::seconds(60),
+                                                        .load_memory = load_memory,
+                                                        .quiet = true}};
+      body(r, c);
+      c.close();
+    } catch (const cairn::error& e) {
+      said[static_cast<std::size_t>(r)] = std::string(cairn::error_name(e.id())) + " " + e.fields().item;
+    } catch (const std::exception& e) {
+      said[static_cast<std::size_t>(r)] = e.what();
+    }
+  });
   return said;
 }
 

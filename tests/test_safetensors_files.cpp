@@ -9,6 +9,7 @@
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/storage_archetype.hpp>
@@ -23,7 +24,6 @@
 #include <numeric>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -307,32 +307,22 @@ TEST_CASE("parts of tensors are loaded by any number of ranks, each of which get
   for (const int world : {1, 2, 3, 5}) {
     CAPTURE(world);
     const cairn::thread_group group(world);
-    std::vector<std::string> wrong(static_cast<std::size_t>(world));
-    std::vector<std::jthread> ranks;
-    for (int rank = 0; rank < world; ++rank)
-      ranks.emplace_back([&, rank] {
-        auto& said = wrong[static_cast<std::size_t>(rank)];
-        try {
-          const std::int64_t begin = 1000 * rank / world;
-          const std::int64_t width = 1000 * (rank + 1) / world - begin;
-          std::vector<float> columns(static_cast<std::size_t>(60 * width)), odd(21);
-          cairn::state_dict state;
-          state.tensor("w", columns.data(), cairn::shard{global, {0, begin}, {60, width}});
-          state.tensor("odd", odd, {7, 3});
-          cairn::checkpointer ckpt{cairn::safetensors_files(store), group.communicator(rank), quiet()};
-          (void)ckpt.load(state, 0);
-          for (std::int64_t r = 0; r < 60; ++r)
-            for (std::int64_t c = 0; c < width; ++c)
-              if (columns[static_cast<std::size_t>(r * width + c)] !=
-                  static_cast<float>(r * 1000 + begin + c))
-                said = "an element of w is another one";
-          if (odd != floats(21)) said = "odd is not what was stored";
-          ckpt.close();
-        } catch (const std::exception& e) {
-          said = e.what();
-        }
-      });
-    ranks.clear();
+    const auto wrong = cairn_test::said_on_ranks(world, [&](int rank) {
+      const std::int64_t begin = 1000 * rank / world;
+      const std::int64_t width = 1000 * (rank + 1) / world - begin;
+      std::vector<float> columns(static_cast<std::size_t>(60 * width)), odd(21);
+      cairn::state_dict state;
+      state.tensor("w", columns.data(), cairn::shard{global, {0, begin}, {60, width}});
+      state.tensor("odd", odd, {7, 3});
+      cairn::checkpointer ckpt{cairn::safetensors_files(store), group.communicator(rank), quiet()};
+      (void)ckpt.load(state, 0);
+      for (std::int64_t r = 0; r < 60; ++r)
+        for (std::int64_t c = 0; c < width; ++c)
+          if (columns[static_cast<std::size_t>(r * width + c)] != static_cast<float>(r * 1000 + begin + c))
+            throw std::runtime_error("an element of w is another one");
+      if (odd != floats(21)) throw std::runtime_error("odd is not what was stored");
+      ckpt.close();
+    });
     for (const auto& text : wrong) CHECK(text == "");
   }
 }

@@ -16,6 +16,7 @@
 #include <cairn/system/backoff.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/link_peers.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/rounds.hpp>
 #include <support/scratch_directory.hpp>
@@ -66,21 +67,6 @@ socket_job job_at_ports(int rank, int size, const std::string& name = "test") {
   return job;
 }
 
-/// What each rank threw.
-std::vector<std::exception_ptr> run_ranks(int size, const std::function<void(int)>& body) {
-  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(size));
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < size; ++rank)
-    threads.emplace_back([&, rank] {
-      try {
-        body(rank);
-      } catch (...) {
-        thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-      }
-    });
-  threads.clear();
-  return thrown;
-}
 void check_none(const std::vector<std::exception_ptr>& thrown) {
   for (const auto& each : thrown) CHECK_NOTHROW(each ? std::rethrow_exception(each) : void());
 }
@@ -105,7 +91,7 @@ struct file_env {
   template <class Body>
   void run(Body body) {
     const scratch_directory place;
-    for (const auto& each : run_ranks(Size, [&](int rank) {
+    for (const auto& each : thrown_on_ranks(Size, [&](int rank) {
            socket_communicator comm(socket_job::in_file(place.path() + "/job", rank, Size));
            body(comm);
          }))
@@ -117,7 +103,7 @@ struct plain_env {
   static int size() { return 3; }
   template <class Body>
   void run(Body body) {
-    for (const auto& each : run_ranks(size(), [&](int rank) {
+    for (const auto& each : thrown_on_ranks(size(), [&](int rank) {
            cairn::any_communicator comm(socket_communicator(
                job_at_ports(rank, size()), {.protection = cairn::socket_protection::plaintext}));
            body(comm);
@@ -160,7 +146,7 @@ TEST_CASE_TEMPLATE_INVOKE(communicator_conformance, file_env<1>, file_env<2>, fi
 
 TEST_CASE("collectives over sockets, and connections that are made when they are needed") {
   const scratch_directory place;
-  check_none(run_ranks(9, [&](int rank) {
+  check_none(thrown_on_ranks(9, [&](int rank) {
     cairn::collectives all{
         cairn::any_communicator(socket_communicator(socket_job::in_file(place.path() + "/job", rank, 9)))};
     for (int round = 0; round < 3; ++round) {
@@ -179,7 +165,7 @@ TEST_CASE("collectives over sockets, and connections that are made when they are
 
 TEST_CASE("ranks that send much to each other at once do not wait for each other") {
   const scratch_directory place;
-  check_none(run_ranks(2, [&](int rank) {
+  check_none(thrown_on_ranks(2, [&](int rank) {
     socket_communicator comm(socket_job::in_file(place.path() + "/job", rank, 2));
     const std::vector<std::byte> much(std::size_t{24} << 20, static_cast<std::byte>(rank + 1));
     comm.send(1 - rank, much, ample());
@@ -247,7 +233,7 @@ TEST_CASE("messages keep their order where two ranks connect to each other at th
 }
 
 TEST_CASE("two jobs of one secret share a range of ports, and never mix") {
-  check_none(run_ranks(6, [&](int n) {
+  check_none(thrown_on_ranks(6, [&](int n) {
     const int rank = n % 3;
     const std::string name = n < 3 ? "one" : "two";
     socket_communicator comm(job_at_ports(rank, 3, name));
@@ -272,7 +258,7 @@ TEST_CASE(
   CHECK(talks.hear_all().empty());
 
   // Another secret; and a second rank 0 where the port is taken.
-  run_ranks(2, [&](int rank) {
+  thrown_on_ranks(2, [&](int rank) {
     auto job = socket_job::at("job", rank, 2, "127.0.0.1:" + std::to_string(file.rank_0.port));
     job.key = secret;
     const auto refused = error_of([&] { socket_communicator{job}; });
@@ -299,7 +285,7 @@ TEST_CASE(
 TEST_CASE("a rank that never comes is named, on all that came") {
   const scratch_directory place;
   const auto path = place.path() + "/job";
-  const auto thrown = run_ranks(3, [&](int n) {
+  const auto thrown = thrown_on_ranks(3, [&](int n) {
     if (n == 2) return;
     socket_communicator(socket_job::in_file(path, n, 3), {.timeout = n == 0 ? 1500ms : 5000ms});
   });

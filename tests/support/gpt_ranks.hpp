@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/thread_communicator.hpp>
+#include <support/on_all_ranks.hpp>
 
 #include <cstddef>
 #include <exception>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "../../examples/gpt/group.hpp"
 
@@ -19,20 +18,16 @@ void run_gpt_ranks(std::size_t ranks, Body body) {
   const cairn::thread_group world{static_cast<int>(ranks)};
   std::mutex mutex;
   std::exception_ptr failure;
-  std::vector<std::jthread> threads;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      gpt::group others(gpt::any_communicator(world.communicator(static_cast<int>(rank))));
-      try {
-        body(others);
-      } catch (...) {
-        // Rethrow before `others` is destroyed: its end makes the other ranks fail, too.
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-      }
-    });
-  }
-  threads.clear();
+  on_all_ranks(static_cast<int>(ranks), [&](int rank) {
+    gpt::group others(gpt::any_communicator(world.communicator(rank)));
+    try {
+      body(others);
+    } catch (...) {
+      // Kept before `others` is destroyed: its end makes the other ranks fail, too.
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  });
   if (failure) std::rethrow_exception(failure);
 }
 

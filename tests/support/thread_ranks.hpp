@@ -2,8 +2,10 @@
 #pragma once
 #include <cairn/comm/collectives.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <support/on_all_ranks.hpp>
+
+#include <algorithm>
 #include <exception>
-#include <thread>
 #include <vector>
 
 namespace cairn_test {
@@ -35,22 +37,9 @@ class thread_ranks {
   /// threw, or null.
   template <class Body>
   std::vector<std::exception_ptr> run(Body body, const std::vector<int>& absent = {}) {
-    std::vector<std::exception_ptr> thrown(ranks_.size());
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < size(); ++rank) {
-      bool here = true;
-      for (const int each : absent) here = here && each != rank;
-      if (!here) continue;
-      threads.emplace_back([&, rank] {
-        try {
-          body(at(rank));
-        } catch (...) {
-          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-      });
-    }
-    threads.clear();
-    return thrown;
+    return thrown_on_ranks(size(), [&](int rank) {
+      if (std::find(absent.begin(), absent.end(), rank) == absent.end()) body(at(rank));
+    });
   }
 
  private:
