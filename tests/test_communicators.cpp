@@ -17,10 +17,15 @@
 #include <support/simulated_time.hpp>
 #include <support/thread_ranks.hpp>
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <exception>
+#include <functional>
+#include <latch>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 using namespace cairn_test;
@@ -452,6 +457,56 @@ TEST_CASE("a rank that is known to be gone is named at once") {
       CHECK(e.id() == error_id::peer_lost);
       CHECK(e.fields().rank == lost);
     }
+  }
+}
+
+namespace {
+/// Rank 3 is gone when it has said its part: its parent, rank 2, sends it the verdict only then.
+class leaving_communicator {
+ public:
+  using cairn_role = cairn::role::communicator;
+  leaving_communicator(cairn::thread_communicator inner, std::shared_ptr<std::function<void()>> leave,
+                       std::shared_ptr<std::latch> left)
+      : inner_(std::move(inner)), leave_(std::move(leave)), left_(std::move(left)) {}
+  [[nodiscard]] int rank() const { return inner_.rank(); }
+  [[nodiscard]] int size() const { return inner_.size(); }
+  void send(int to, std::span<const std::byte> bytes, deadline until) {
+    if (to == 3) left_->wait();
+    inner_.send(to, bytes, until);
+  }
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
+    if (rank() == 3) (*leave_)();
+    return inner_.receive(from, until);
+  }
+
+ private:
+  cairn::thread_communicator inner_;
+  std::shared_ptr<std::function<void()>> leave_;
+  std::shared_ptr<std::latch> left_;
+};
+}  // namespace
+
+TEST_CASE(
+    "a rank that dies before it has the verdict ends the next call on all others, and this one on none") {
+  const auto leave = std::make_shared<std::function<void()>>();
+  const auto left = std::make_shared<std::latch>(1);
+  thread_ranks<leaving_communicator> world(
+      4, [&](auto comm) { return leaving_communicator(std::move(comm), leave, left); });
+  *leave = [&] {
+    world.group().lose(3);
+    left->count_down();
+    cairn::fail(error_id::peer_lost, "this rank is killed", {.rank = 3});
+  };
+  std::array<int, 3> agreed{};
+  const auto thrown = world.run([&](auto& all) {
+    const auto value = text_of(all.tree_reduce_broadcast(letter(all.rank()), concatenate, ample()));
+    agreed.at(static_cast<std::size_t>(all.rank())) += value == letters(4);
+    all.barrier(ample());
+  });
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    CHECK(agreed[rank] == 1);
+    CHECK(caught<cairn::peer_error>(thrown[rank]).fields().rank == 3);
   }
 }
 

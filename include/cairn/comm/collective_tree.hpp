@@ -141,7 +141,9 @@ class collective_tree {
         messages_.send(below, to, messages[i], wait.down(missing ? 0 : depth + 1));
       }
     }
-    if (all_well) mine.add_failures(std::move(below));
+    // Who is gone only now does not change what all agreed on: the next call finds it, on all ranks alike. A rank that threw
+    // here would be at another call than the others, which go on.
+    if (all_well && below.failed_rank >= 0) mine.add_failures(std::move(below));
     if (!mine.ok()) raise(mine, call);
     return std::move(mine.value);
   }
