@@ -195,7 +195,7 @@ if [ "$mode" = soak ]; then
     cmake --build "build/$1" -j "$jobs" --target $targets || die "$1: a program of the soak does not build (above)"
     end_phase
   }
-  build_programs release test_kill_ranks test_power_loss test_zombies test_group_checkpoints train_gpt verify helper_s3_server
+  build_programs release test_kill_ranks test_killed_hosts test_power_loss test_zombies test_group_checkpoints train_gpt verify helper_s3_server
   [ ! -f tests/fuzz/run.sh ] || build_programs clang-asan cairn_fuzz
   finish_python
   begin_phase "soak"

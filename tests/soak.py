@@ -4,8 +4,8 @@
 
 Two lanes side by side, each for the whole time:
   - every cell of the kill matrix, those with worker processes for a fifth of the time, then random kills;
-  - schedules of requests that go astray, sequences of runs that retain, states after power losses, a cluster with a fault every
-    30 seconds for a fifth of the time, where it can be made (tests/chaos.py), then the fuzz targets.
+  - hosts that are lost with the memory of their tier, schedules of requests that go astray, sequences of runs that retain, states after power
+    losses, a cluster with a fault every 30 seconds for a fifth of the time, where it can be made (tests/chaos.py), then the fuzz targets.
 At least as many cases are tried as the aims below say, in proportion to the time, however slow the machine is. Figures go
 to build/results/soak.json, each part's output to build/results/soak.PART.log."""
 import argparse
@@ -21,6 +21,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "build", "results")
 AIM_KILLS = 10_000  # in AIM_MINUTES; the states of power losses have their own, and are never fewer
+AIM_HOSTS = 2000  # lost, in AIM_MINUTES
 AIM_MINUTES = 30
 FUZZ_TARGETS = 10  # that tests/fuzz/run.sh goes through
 
@@ -100,6 +101,11 @@ def lanes(arguments):
     def retention():
         return Part("retention", test_command(arguments.build, "test_retention", "whatever runs*"), long_run)
 
+    def lost_hosts():
+        wanted = max(50, round(AIM_HOSTS * arguments.minutes / AIM_MINUTES))
+        return Part("lost_hosts", test_command(arguments.build, "test_killed_hosts", "*at random moments*"),
+                    {**long_run, "CAIRN_TEST_LOSSES": str(wanted)})
+
     def fuzz(begin):
         left = max(30, int(seconds - (time.monotonic() - begin)))
         return Part("fuzz", ["bash", "tests/fuzz/run.sh", "--seconds", str(max(5, left // FUZZ_TARGETS)),
@@ -109,7 +115,7 @@ def lanes(arguments):
         return Part("chaos", [sys.executable, "tests/chaos.py", "--minutes", f"{arguments.minutes * 0.2:g}", "--seed", str(arguments.seed),
                               "--build", arguments.build], {})
 
-    second = [lambda _: zombies(), lambda _: retention(), lambda _: power_loss()]
+    second = [lambda _: lost_hosts(), lambda _: zombies(), lambda _: retention(), lambda _: power_loss()]
     if subprocess.run([os.path.join(ROOT, "tests", "cluster", "box"), "run", "--hosts", "0", "true"], check=False).returncode == 0:
         second.append(lambda _: chaos())
     if os.path.exists(os.path.join(ROOT, "tests", "fuzz", "run.sh")):

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+// links: cairn::interprocess cairn::links
+// cost: 15
+// Jobs on four hosts whose processes are killed at named steps, with the memory of their host or without it: what was
+// redundant is resumed. Ranks are processes, hosts are directories, links are TLS.
+//   CAIRN_TEST_LONG=1     all steps, and at random moments more often
+//   CAIRN_TEST_LOSSES=N   at least so many hosts are lost at random
+//   CAIRN_TEST_SECONDS=N  and more and more of them, until so long has passed
+//   CAIRN_TEST_SEED=N     at other moments
+#include <doctest/doctest.h>
+
+#include <cairn/any_checkpointer.hpp>
+#include <cairn/cairn.hpp>
+#include <cairn/comm/shared_memory_communicator.hpp>
+#include <cairn/links/tls_link.hpp>
+#include <cairn/redundancy/partner_copies.hpp>
+#include <cairn/tiers/local_tier.hpp>
+#include <support/figures.hpp>
+#include <support/process_ranks.hpp>
+#include <support/rounds.hpp>
+#include <support/scratch_directory.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace {
+using namespace cairn;
+using cairn_test::process_ranks;
+using cairn_test::rank_event;
+using cairn_test::rank_process;
+using cairn_test::scratch_directory;
+namespace fs = std::filesystem;
+
+constexpr int ranks = 4;
+constexpr std::int64_t elements = 60'000;
+float element(std::int64_t step, std::int64_t i) {
+  return static_cast<float>((step * 7919 + i) % 65521);
+}
+
+/// Two threads of a rank come to points.
+class points {
+ public:
+  explicit points(rank_process& me) : me_(me) {}
+  void pass(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    me_.point(name);
+    me_.point("any");
+  }
+
+ private:
+  rank_process& me_;
+  std::mutex mutex_;
+};
+
+/// What a file of a tier is: "held" of held.f95c, "new-piece" of new-piece-0.
+std::string kind_of(const std::string& path) {
+  auto name = fs::path(path).filename().string();
+  name.resize(std::min(name.find_first_of(".0123456789"), name.size()));
+  while (name.ends_with('-')) name.pop_back();
+  return name;
+}
+
+class told_files final : public tier_files {
+ public:
+  explicit told_files(points& at) : at_(at) {}
+  void put(const std::string& path, std::span<const std::byte> bytes) override {
+    at_.pass("before put " + kind_of(path));
+    tier_files::put(path, bytes);
+    at_.pass("after put " + kind_of(path));
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    at_.pass("before rename " + kind_of(to));
+    tier_files::rename(from, to);
+    at_.pass("after rename " + kind_of(to));
+  }
+  void remove(const std::string& path) override {
+    at_.pass("before remove " + kind_of(path));
+    tier_files::remove(path);
+    at_.pass("after remove " + kind_of(path));
+  }
+
+ private:
+  points& at_;
+};
+
+class told_store : public file_store {
+ public:
+  told_store(const std::string& directory, points& at) : file_store{directory}, at_(&at) {}
+  [[nodiscard]] auto create(std::string_view key, std::uint64_t size_hint) {
+    at_->pass("persist");
+    return file_store::create(key, size_hint);
+  }
+
+ private:
+  points* at_;
+};
+
+/// "message", while it is told so.
+class told_communicator {
+ public:
+  using cairn_role = role::communicator;
+  told_communicator(shared_memory_communicator inner, points& at, const bool& tells)
+      : inner_(std::move(inner)), at_(&at), tells_(&tells) {}
+  [[nodiscard]] int rank() const { return inner_.rank(); }
+  [[nodiscard]] int size() const { return inner_.size(); }
+  void send(int to, std::span<const std::byte> bytes, deadline until) {
+    if (*tells_) at_->pass("message");
+    inner_.send(to, bytes, until);
+  }
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
+    if (*tells_) at_->pass("message");
+    return inner_.receive(from, until);
+  }
+
+ private:
+  shared_memory_communicator inner_;
+  points* at_;
+  const bool* tells_;
+};
+
+class told_link {
+ public:
+  told_link(tls_link inner, points& at) : inner_(std::move(inner)), at_(&at) {}
+  [[nodiscard]] int rank() const noexcept { return inner_.rank(); }
+  [[nodiscard]] int size() const noexcept { return inner_.size(); }
+  void offer(const offer_key& key, std::span<const std::span<const std::byte>> parts) {
+    at_->pass("before offer");
+    inner_.offer(key, parts);
+    at_->pass("after offer");
+  }
+  void withdraw(const offer_key& key, deadline until) noexcept {
+    at_->pass("before withdraw");
+    inner_.withdraw(key, until);
+  }
+  std::uint64_t await_offer(int peer, const offer_key& key, deadline until) {
+    return inner_.await_offer(peer, key, until);
+  }
+  std::uint64_t fetch(int peer, const offer_key& key, std::span<const fetch_range> ranges, deadline until) {
+    at_->pass("before fetch");
+    const auto got = inner_.fetch(peer, key, ranges, until);
+    at_->pass("after fetch");
+    return got;
+  }
+  [[nodiscard]] bool is_gone(int peer) const noexcept { return inner_.is_gone(peer); }
+
+ private:
+  tls_link inner_;
+  points* at_;
+};
+struct told_links {
+  using cairn_role = role::link;
+  points* at;
+  [[nodiscard]] told_link connect(collectives& job, deadline until) const {
+    return {tls_links{}.connect(job, until), *at};
+  }
+};
+
+/// Words that the ranks share with the test; of `held` and `redundant` each rank has one.
+enum word : std::size_t { resumed, from_tier, held, redundant = held + ranks };
+
+class told_loads {
+ public:
+  using cairn_role = role::observer;
+  explicit told_loads(rank_process& me) : me_(&me) {}
+  void observe(const observation& what) noexcept {
+    if (what.kind == observation::event::loaded && what.rank == 0)
+      me_->word(from_tier) = what.load->from_tier;
+  }
+
+ private:
+  rank_process* me_;
+};
+
+struct places {
+  scratch_directory memory{"/dev/shm"};
+  scratch_directory disk;
+  [[nodiscard]] std::string tier(int rank) const { return memory.path() + "/host" + std::to_string(rank); }
+  void lose(int host) const { fs::remove_all(tier(host)); }
+  [[nodiscard]] bool empty() const { return fs::is_empty(memory.path()); }
+};
+
+/// Resumes, makes so many steps, each of which is held and redundant before the next one begins, and closes.
+void train(const std::string& store, const std::string& tier, const std::string& name,
+           std::uint64_t persisted, std::int64_t steps, rank_process& me) {
+  const auto self = static_cast<std::size_t>(me.rank());
+  const std::int64_t first = elements * me.rank() / me.size();
+  std::vector<float> part(static_cast<std::size_t>(elements * (me.rank() + 1) / me.size() - first), -1.0F);
+  std::int64_t value = -1;
+  state_dict state;
+  state.tensor("part", part, shard{{elements}, {first}});
+  state.value("value", value);
+  const auto fill = [&](std::int64_t step) {
+    for (std::size_t i = 0; i < part.size(); ++i)
+      part[i] = element(step, first + static_cast<std::int64_t>(i));
+    value = step * 3;
+  };
+  points at(me);
+  bool resuming = false;
+  std::optional<any_checkpointer>
+      job;  // it lives when this process is killed: its end would wait for the others
+  try {
+    job.emplace(checkpointer{
+        told_store(store, at),
+        local_tier{tier, {.keep = 2, .copy = {.threads = 1}, .files = std::make_shared<told_files>(at)}},
+        persist{.every = persisted, .strict = true}, partner_copies{.failure_group = tier}, told_links{&at},
+        told_communicator(shared_memory_communicator(name, me.rank(), me.size()), at, resuming),
+        told_loads(me),
+        checkpointer_options{.peer_timeout = std::chrono::seconds(60), .max_restarts = 0, .quiet = true}});
+    auto& ckpt = *job;
+    resuming = true;
+    const auto newest = ckpt.resume(state).value_or(0);
+    resuming = false;
+    if (newest > 0) {
+      const auto read = part;
+      const bool right = value == newest * 3;
+      fill(newest);
+      if (!right || part != read)
+        throw std::runtime_error("the state is not that of step " + std::to_string(newest));
+    }
+    if (me.rank() == 0) me.word(resumed) = static_cast<std::uint32_t>(newest) + 1;
+    for (auto step = newest + 1; step <= newest + steps; ++step) {
+      fill(step);
+      const auto save = ckpt.save(state, step);
+      save.wait_held();
+      me.word(held + self) = static_cast<std::uint32_t>(step);
+      if (save.wait_redundant(std::chrono::minutes(2)))
+        me.word(redundant + self) = static_cast<std::uint32_t>(step);
+      static_cast<void>(ckpt.any_rank(false));  // as the collectives of a training step
+    }
+    ckpt.close();
+  } catch (const peer_error&) {
+    ::kill(::getpid(), SIGKILL);  // as a launcher does when a rank is gone
+  }
+}
+
+struct outcome {
+  std::vector<cairn_test::rank_end> ends;
+  std::int64_t resumed = -1;   // -1: it did not come so far
+  std::int64_t held = 0;       // by all ranks
+  std::int64_t redundant = 0;  // as at least one rank was told
+  bool from_tier = false;
+  [[nodiscard]] bool good() const {
+    return std::all_of(ends.begin(), ends.end(), [](const auto& e) { return e.good(); });
+  }
+  /// Whether all ranks were killed or ended well: no exception, no wrong state.
+  [[nodiscard]] bool no_error() const {
+    return std::all_of(ends.begin(), ends.end(), [](const auto& e) { return e.good() || e.killed(); });
+  }
+  [[nodiscard]] std::string text() const {
+    std::string all;
+    for (const auto& e : ends) all += e.text() + "; ";
+    return all;
+  }
+};
+
+outcome run(const places& on, std::int64_t steps, const std::vector<rank_event>& kills = {},
+            std::uint64_t persisted = 1000) {
+  process_ranks processes(ranks);
+  for (const auto& each : kills) processes.kill_at(each.rank, each.point, each.count);
+  const auto name = cairn_test::job_name();
+  const auto store = on.disk.path() + "/store";
+  outcome o;
+  o.ends =
+      processes.run([&](rank_process& me) { train(store, on.tier(me.rank()), name, persisted, steps, me); });
+  o.resumed = static_cast<std::int64_t>(processes.word(resumed).load()) - 1;
+  o.from_tier = processes.word(from_tier) != 0;
+  o.held = INT64_MAX;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    o.held = std::min<std::int64_t>(o.held, processes.word(held + r).load());
+    o.redundant = std::max<std::int64_t>(o.redundant, processes.word(redundant + r).load());
+  }
+  return o;
+}
+
+/// Kills a rank at a point, loses its host or not, and resumes. Returns whether the point came so often.
+bool kill_and_resume(int rank, const std::string& point, int count, bool host_too,
+                     std::uint64_t persisted = 1000) {
+  CAPTURE(point);
+  CAPTURE(count);
+  CAPTURE(host_too);
+  const places on;
+  const auto first = run(on, 5, {{.rank = rank, .point = point, .count = count}}, persisted);
+  CAPTURE(first.text());
+  REQUIRE(first.no_error());
+  if (first.good()) return false;
+  if (host_too) on.lose(rank);
+  const auto second = run(on, 2);
+  CAPTURE(second.text());
+  CHECK(second.good());
+  CHECK(second.resumed >= (host_too ? first.redundant : first.held));
+  CHECK((second.resumed == 0 || second.from_tier));
+  CHECK(on.empty());
+  return true;
+}
+
+TEST_CASE(
+    "a rank that is killed at any step of making pieces costs no step that was redundant, with its host or "
+    "not") {
+  int kills = 0;
+  bool host_too = false;
+  for (const auto* point : {"before offer", "after offer", "before fetch", "after fetch", "before withdraw",
+                            "before rename held", "after rename held"})
+    for (const int count : {1, 3}) {
+      host_too = !host_too;
+      if (cairn_test::long_run())
+        kills += kill_and_resume(1, point, count, !host_too);
+      else if (count == 1)
+        continue;
+      kills += kill_and_resume(2, point, count, host_too);
+    }
+  CHECK(kills >= (cairn_test::long_run() ? 28 : 7));
+}
+TEST_CASE("a host that is lost while it writes a checkpoint to the store costs no step that was redundant") {
+  CHECK(kill_and_resume(1, "persist", 1, true, 2));
+  CHECK(kill_and_resume(0, "persist", 3, true, 2));
+}
+TEST_CASE("a process that is killed at any message of a recovery leaves what the next one finds") {
+  const places on;
+  auto newest = run(on, 3, {{.rank = 0, .point = "before rename held", .count = 3}}).redundant;
+  REQUIRE(newest == 2);
+  on.lose(3);
+  int kills = 0;
+  for (int message = 3; message <= 60; message += cairn_test::long_run() ? 1 : 19) {
+    CAPTURE(message);
+    const int rank = message % ranks;
+    const auto killed = run(on, 0, {{.rank = rank, .point = "message", .count = message}});
+    CAPTURE(killed.text());
+    CHECK(killed.no_error());
+    CHECK((killed.resumed == -1 || killed.resumed == newest));
+    kills += !killed.good();
+  }
+  CHECK(kills >= 3);
+  const auto last = run(on, 1);
+  CAPTURE(last.text());
+  CHECK(last.good());
+  CHECK(last.resumed == newest);
+  CHECK(on.empty());
+}
+
+std::uint64_t number_in(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+TEST_CASE("hosts that are lost at random moments cost no step that was redundant") {
+  const auto seed = cairn_test::test_seed();
+  const auto wanted = number_in("CAIRN_TEST_LOSSES", cairn_test::rounds(3, 20));
+  const auto until =
+      std::chrono::steady_clock::now() + std::chrono::seconds(number_in("CAIRN_TEST_SECONDS", 0));
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::uint64_t n) { return static_cast<int>(random() % n); };
+  CAPTURE(seed);
+  const places on;
+  std::int64_t floor = 0;  // what must be there
+  std::uint64_t starts = 0;
+  std::uint64_t hosts = 0;
+  std::uint64_t processes = 0;
+  std::int64_t most_lost = 0;
+  while (hosts < wanted || std::chrono::steady_clock::now() < until) {
+    CAPTURE(starts);
+    std::vector<rank_event> kills{{.rank = below(ranks), .point = "any", .count = 1 + below(250)}};
+    // Another one dies as well, of another cause.
+    if (below(4) == 0)
+      kills.push_back(
+          {.rank = (kills[0].rank + 1 + below(ranks - 1)) % ranks, .point = "any", .count = 1 + below(250)});
+    const auto o = run(on, 8, kills, 7);
+    CAPTURE(o.text());
+    ++starts;
+    REQUIRE(o.no_error());
+    REQUIRE((o.resumed == -1 || o.resumed >= floor));
+    if (o.good()) {  // it was closed: the store has its last step
+      CHECK(on.empty());
+      floor = o.held;
+      continue;
+    }
+    processes += static_cast<std::uint64_t>(std::count_if(kills.begin(), kills.end(), [&](const auto& k) {
+      return o.ends[static_cast<std::size_t>(k.rank)].killed();
+    }));
+    const auto newest = std::max({floor, o.resumed, o.held});
+    floor = newest;
+    // Once it was redundant, and not before, one host may go with its memory.
+    if (o.redundant == 0 || below(8) == 0) continue;
+    on.lose(kills[0].rank);
+    floor = o.redundant;
+    most_lost = std::max(most_lost, newest - floor);
+    ++hosts;
+  }
+  const auto last = run(on, 1);
+  CAPTURE(last.text());
+  CHECK(last.good());
+  CHECK(last.resumed >= floor);
+  CHECK(on.empty());
+  cairn_test::report_figures("lost hosts", {{"hosts", hosts},
+                                            {"processes", processes},
+                                            {"starts", starts},
+                                            {"last step", static_cast<std::uint64_t>(last.resumed)},
+                                            {"most steps lost", static_cast<std::uint64_t>(most_lost)}});
+}
+
+}  // namespace
