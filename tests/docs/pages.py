@@ -17,7 +17,7 @@ code that readers do not see:
   <!-- hidden CODE -->  no block follows: CODE stands at namespace scope.
   <!-- check: NAME CODE --> no block follows: CODE is the body of a function, which the program runs.
 
-A ```c block stands below <!-- from: FILE -->, and a ```cpp block may: --check sees that its lines stand in that file of the tree,
+A ```c block stands below <!-- from: FILE -->, and a ```cpp or ```sh block may: --check sees that its lines stand in that file of the tree,
 one after another, which the tests compile and run.
 """
 import pathlib
@@ -96,7 +96,7 @@ def parse(page, text):
             if fence in ("c", "cpp") and (not waiting or fence == "c" and not copy):
                 wanted = "from" if fence == "c" else "run, more, declare, from"
                 raise PageError(f"{page}:{first + 1}: a {fence} block without a comment above it ({wanted})")
-            if copy and fence in ("c", "cpp"):
+            if copy and fence in ("c", "cpp", "sh"):
                 copies.append((waiting[0], Piece(page, first + 2, code)))
                 waiting = None
             elif fence == "cpp":
