@@ -9,11 +9,14 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/links/thread_link.hpp>
+#include <cairn/redundancy/image_rebuilds.hpp>
 #include <cairn/redundancy/lost_images.hpp>
 #include <cairn/redundancy/partner_copies.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/tiers/held_record.hpp>
+#include <cairn/tiers/held_store.hpp>
 #include <cairn/tiers/local_tier.hpp>
+#include <cairn/tiers/spread_images.hpp>
 #if CAIRN_USES_PARITY + 0
 #include <cairn/redundancy/parity.hpp>
 #endif
@@ -408,6 +411,82 @@ TEST_CASE("where an image cannot be rebuilt for want of room, the start ends, an
   const auto again = j.run(4);
   CHECK(again.resumed == 3);
   CHECK(again.right == 4);
+}
+/// Nothing that is rebuilt of this rank can be held on this host: something else is where its record would be written.
+std::string refuse_rebuilt(const job& j, const std::string& host, int rank) {
+  const auto path = j.tier(host) + "/new-rebuilt-" + std::to_string(rank);
+  fs::create_directories(path);
+  return path;
+}
+TEST_CASE("where a host fails while it takes an image that is rebuilt, another one takes it") {
+  job j;
+  j.persist_every = 2;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  j.lose("host2");
+  refuse_rebuilt(j, "host2", 2);
+  const auto again = j.run(4);
+  CHECK(again.resumed == 3);
+  CHECK(again.right == 4);
+  CHECK(again.from_tier);
+  CHECK(again.warned > 0);
+}
+TEST_CASE("where no host takes an image that is rebuilt, the start ends, and the step stays") {
+  job j;
+  j.persist_every = 2;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  j.lose("host2");
+  std::vector<std::string> refused;
+  for (const auto& host : j.hosts) refused.push_back(refuse_rebuilt(j, host, 2));
+  CHECK_THROWS_AS(j.run(0), storage_error);
+  for (const auto& each : refused) fs::remove(each);
+  const auto again = j.run(4);
+  CHECK(again.resumed == 3);
+  CHECK(again.right == 4);
+}
+/// This process can open no file until it ends.
+class no_more_files {
+ public:
+  no_more_files() {
+    const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ::close(next);
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const ::rlimit none{.rlim_cur = static_cast<::rlim_t>(next), .rlim_max = before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  no_more_files(const no_more_files&) = delete;
+  no_more_files& operator=(const no_more_files&) = delete;
+  ~no_more_files() { static_cast<void>(::setrlimit(RLIMIT_NOFILE, &before_)); }
+
+ private:
+  ::rlimit before_{};
+};
+TEST_CASE("what a limit of open files hides is not taken for missing") {
+  job j;
+  j.hosts = names_of(2, 2);
+  j.run(2);
+  const auto tier = j.tier("host0");
+  std::vector<std::string> damaged;
+  auto saves = detail::survey_images(tier, damaged);
+  detail::redundancy_rebuilder rebuilder(any_redundancy(partner_copies{}));
+  rebuilder.survey(tier, saves, damaged);
+  REQUIRE_FALSE(saves.empty());
+  const auto sources = rebuilder.sources(tier, saves.back());
+  const auto name = newest(tier, 0, false);
+  REQUIRE(name);
+  auto alone = *name;
+  alone.world_size = 1;  // as a job of one host looks at it
+  using kind = rebuild_range::kind;
+  const rebuild_range image{.rank = 0, .what = kind::image, .begin = 0, .bytes = 4096};
+  {
+    const no_more_files limit;
+    CHECK_THROWS_AS((void)sources->bytes(image), storage_error);
+    CHECK_THROWS_AS((void)sources->bytes({.rank = 0, .what = kind::record}), storage_error);
+    CHECK_THROWS_AS((void)detail::complete_saves(tier, {&alone, 1}, damaged), storage_error);
+  }
+  CHECK(damaged.empty());
+  CHECK(sources->bytes(image) == 4096);
 }
 TEST_CASE("a piece with a flipped bit is not used, and an older step is taken that loads") {
   job j;

@@ -25,8 +25,10 @@
 #include <cairn/impl/checkpointer/follow.ipp>
 #include <cairn/impl/checkpointer/following.ipp>
 #include <cairn/impl/checkpointer/item_reading.ipp>
+#include <cairn/impl/checkpointer/rebuild_exchange.ipp>
 #include <cairn/impl/checkpointer/shared_loading.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
+#include <cairn/impl/checkpointer/surveyed_places.ipp>
 #include <cairn/impl/checkpointer/tier_parts.ipp>
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
@@ -115,10 +117,13 @@
 #include <cairn/impl/redundancy/lost_images.ipp>
 #include <cairn/impl/redundancy/make_redundant_saves.ipp>
 #include <cairn/impl/redundancy/partner_copies.ipp>
+#include <cairn/impl/redundancy/place_sources.ipp>
 #include <cairn/impl/redundancy/redundancy_checks.ipp>
 #include <cairn/impl/redundancy/redundancy_engine.ipp>
 #include <cairn/impl/redundancy/save_votes.ipp>
+#include <cairn/impl/redundancy/stepwise_rebuild.ipp>
 #include <cairn/impl/redundancy/strip_reader.ipp>
+#include <cairn/impl/redundancy/surviving_set.ipp>
 #include <cairn/impl/safetensors_files.ipp>
 #include <cairn/impl/stage/copy_job.ipp>
 #include <cairn/impl/stage/copy_threads.ipp>

@@ -157,7 +157,7 @@ class loader {
       }
       lease.release();
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
-      if (from_tier && is_for_want_of_room(verdict.failure)) std::rethrow_exception(verdict.failure);
+      if (from_tier && stays_held(verdict.failure)) std::rethrow_exception(verdict.failure);
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&
@@ -264,14 +264,15 @@ class loader {
       return false;
     }
   }
-  /// Whether what the tier holds was not loaded for a limit of the host, which somebody can raise: it is not given up for
-  /// that. The same on all ranks.
-  [[nodiscard]] static bool is_for_want_of_room(const std::exception_ptr& failure) {
+  /// Whether what the tier holds was not loaded for a limit of the host, which somebody can raise, or as no place takes what
+  /// is rebuilt: it is not given up for that. Where its own bytes cannot be read, that is a corrupt_error. The same on all ranks.
+  [[nodiscard]] static bool stays_held(const std::exception_ptr& failure) {
     try {
       std::rethrow_exception(failure);
     } catch (const storage_error& e) {
       return e.id() == error_id::storage_no_space || e.id() == error_id::storage_limit ||
-             e.id() == error_id::storage_out_of_memory || e.id() == error_id::storage_permission;
+             e.id() == error_id::storage_out_of_memory || e.id() == error_id::storage_permission ||
+             e.id() == error_id::storage_io;
     } catch (...) {
       return false;
     }

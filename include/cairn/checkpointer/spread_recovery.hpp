@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/rebuild_exchange.hpp>
 #include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/surveyed_places.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/image_rebuilder.hpp>
@@ -11,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,7 +41,8 @@ class spread_recovery {
   /// saved. No message.
   [[nodiscard]] std::vector<held_step> found() const;
   /// Rebuilds the images that no place has of a save that was found, each in the place of one rank, and verified by the
-  /// digests of the save. @throws peer_error (peer_lost) where the loss is too much; corrupt_error; storage_error
+  /// digests of the save. Where a place does not take it, such as a disk that fails, another one does.
+  /// @throws peer_error (peer_lost) where the loss is too much; corrupt_error; storage_error where no place takes it
   void make_complete(const held_step& which, deadline until);
   /// The manifest of a save that is complete.
   [[nodiscard]] std::vector<std::byte> manifest(const held_step& which, deadline until);
@@ -51,23 +55,16 @@ class spread_recovery {
   [[nodiscard]] std::string sources(const held_step& which) const;
   /// Whether this rank looks after its place. No message.
   [[nodiscard]] bool looks_after_place() const {
-    return first_of_.empty() || tier_->first_rank() == group_.rank();
+    return places_.empty() || tier_->first_rank() == group_.rank();
   }
 
  private:
-  struct place {
-    std::int32_t first = 0;           // rank, by which it is known
-    std::vector<std::int32_t> ranks;  // that are there, ascending
-    std::vector<surveyed_save> saves;
-  };
-  class rebuild_rounds;
   [[nodiscard]] const surveyed_save* find(const held_step& which) const;
   [[nodiscard]] const surveyed_save& of(const held_step& which) const;
   [[nodiscard]] static std::vector<std::int32_t> lost_of(const surveyed_save& save);
-  /// The place that has the image, or the piece, of a rank; null: none.
-  template <class Has>
-  [[nodiscard]] const place* place_with(const surveyed_save& save, const Has& has) const;
-  [[nodiscard]] const place& own_place() const;
+  [[nodiscard]] std::vector<rebuild_exchange::task> share_out(const std::vector<std::int32_t>& lost,
+                                                              const std::vector<std::int32_t>& refused,
+                                                              deadline until);
   void bring_plan(const surveyed_save& save, deadline until);
   void tell(const std::vector<std::string>& notes);
 
@@ -75,11 +72,10 @@ class spread_recovery {
   const std::shared_ptr<image_rebuilder> rebuilder_;
   const std::shared_ptr<save_services> services_;
   collectives& group_;
-  std::vector<std::int32_t> first_of_;  // the first rank of each rank's place
-  std::vector<place> places_;           // ascending by first rank
-  std::vector<surveyed_save> all_;      // what they have together
-  std::vector<std::int32_t> rebuilt_;   // ranks whose images were made again, of rebuilt_of_
+  surveyed_places places_;
+  std::vector<std::int32_t> rebuilt_;  // ranks whose images were made again, of rebuilt_of_
   std::optional<held_step> rebuilt_of_;
+  std::exception_ptr place_failure_;  // why this rank's place did not take an image
 };
 
 }  // namespace detail

@@ -159,6 +159,10 @@ class tier_recovery final : public tier_loads {
     if (spread_ != nullptr) held_ = spread_->found();
     if (spread_ == nullptr) try {
         held_ = tier_->held(damaged);
+      } catch (const storage_error& e) {
+        // What a limit of this process hides is not to be taken for nothing: saves that follow would give it up.
+        if (e.id() != error_id::storage_io) throw;
+        damaged.emplace_back(e.what());
       } catch (const error& e) {
         damaged.emplace_back(e.what());
       }

@@ -26,26 +26,32 @@ struct rebuild_range {
   std::uint64_t bytes = 0;  ///< how many; of a record, which is as long as it is: 0
 };
 
-/// What one place of a tier gives to those that rebuild images of a save. One thread.
+/// What one place of a tier gives to those that rebuild images of a save. One thread at a time.
 class rebuild_sources {
  public:
   virtual ~rebuild_sources() = default;
-  /// The bytes, not verified; none where they cannot be had.
-  [[nodiscard]] virtual std::vector<std::byte> read(const rebuild_range& from) = 0;
+  /// How many bytes read() gives: those of the range, or of the whole record; 0 where they cannot be had.
+  /// @throws storage_error where they may be there, and a limit of this process keeps them from it
+  [[nodiscard]] virtual std::uint64_t bytes(const rebuild_range& from) = 0;
+  /// Fills `out`, which has bytes(from), with them, not verified; false where they cannot be had. Throws as bytes().
+  [[nodiscard]] virtual bool read(const rebuild_range& from, std::span<std::byte> out) = 0;
 };
 
-/// Makes one image again, in a place of a tier: asks for what it needs, part by part, verifies it, and holds the image when
-/// all of it is verified. Where it ends before that, nothing is left of it. One thread.
+/// Makes one image again, in a place of a tier: asks for what it needs, in windows, of which several may be on their way,
+/// verifies each block of what it makes, writes it once, and holds the image when all of it is there. Where it ends before
+/// that, nothing is left of it. One thread at a time.
 class image_rebuild {
  public:
   virtual ~image_rebuild() = default;
-  /// What is needed next, about so many bytes of it at most, but one step at least; nothing: the image is whole.
-  /// @throws peer_error (peer_lost) naming the ranks whose loss is too much
+  /// What is needed next, about so many bytes of it at most, but one step at least; nothing: what was asked for must be
+  /// taken first, or the image is whole. @throws peer_error (peer_lost) naming the ranks whose loss is too much
   [[nodiscard]] virtual std::vector<rebuild_range> next(std::uint64_t bytes) = 0;
-  /// Goes on with what next() asked for, in its order. @throws as next(); corrupt_error
-  virtual void take(std::span<const std::vector<std::byte>> parts) = 0;
-  /// Holds the image; after next() has returned nothing. Returns a sentence for each source that was wrong or gone.
-  /// @throws storage_error
+  /// Goes on with the window that next() gave first of those that were not taken yet, in the order of its ranges; empty:
+  /// what cannot be had. @throws as next(); corrupt_error; storage_error where it cannot be written
+  virtual void take(std::span<const std::span<const std::byte>> parts) = 0;
+  /// All of it was made and verified.
+  [[nodiscard]] virtual bool is_whole() const = 0;
+  /// Holds the image; @pre is_whole(). Returns a sentence for each source that was wrong or gone. @throws storage_error
   virtual std::vector<std::string> finish() = 0;
 };
 

@@ -100,7 +100,7 @@ class held_session {
 };
 
 /// What these records hold of all their ranks, ascending by step; of one step the newest last. `damaged` gets a
-/// sentence for each save that is there and cannot be read.
+/// sentence for each save that is there and cannot be read. @throws storage_error
 [[nodiscard]] std::vector<held_step> complete_saves(const std::string& directory,
                                                     std::span<const held_name> names,
                                                     std::vector<std::string>& damaged);

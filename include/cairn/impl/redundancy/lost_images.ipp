@@ -3,6 +3,7 @@
 #include <cairn/model/surveyed_save.hpp>
 #include <cairn/redundancy/image_rebuilds.hpp>
 #include <cairn/redundancy/lost_images.hpp>
+#include <cairn/redundancy/surviving_set.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/held_store.hpp>
@@ -96,16 +97,17 @@ CAIRN_BODY void rebuild_lost_images(std::span<const std::string> directories, co
   for (const auto& directory : directories) sources.push_back(rebuilder.sources(directory, *save));
   for (const auto rank : step.lost) {
     const auto rebuild = rebuilder.begin(into, *save, rank);
-    std::vector<std::vector<std::byte>> parts;
-    for (;;) {
+    while (!rebuild->is_whole()) {
       const auto wanted = rebuild->next(std::uint64_t{32} << 20);
-      if (wanted.empty()) break;
-      parts.clear();
-      for (const auto& each : wanted) {
-        parts.emplace_back();
-        for (const auto& source : sources)
-          if (parts.back().empty()) parts.back() = source->read(each);
-      }
+      std::vector<std::vector<std::byte>> memory(wanted.size());
+      std::vector<std::span<const std::byte>> parts(wanted.size());
+      for (std::size_t i = 0; i < wanted.size(); ++i)
+        for (const auto& source : sources) {
+          memory[i].resize(static_cast<std::size_t>(source->bytes(wanted[i])));
+          if (!source->read(wanted[i], memory[i])) continue;
+          parts[i] = memory[i];
+          break;
+        }
       rebuild->take(parts);
     }
     for (auto& note : rebuild->finish()) notes.push_back(std::move(note));

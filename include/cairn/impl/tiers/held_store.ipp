@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <tuple>
@@ -78,6 +79,8 @@ CAIRN_BODY held_store::part held_store::add_image(content& to, const std::string
   const auto image_path = directory + "/" + slot_name(name.rank, name.slot);
   file_descriptor file(::open(image_path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   struct stat s {};
+  if (!file.open() && errno != ENOENT)
+    fail_unreadable(errno, "an image of the local tier could not be opened", image_path);
   if (!file.open() || ::fstat(file.get(), &s) != 0) fail_missing_part(directory, image_path);
   std::vector<object> files;
   for (std::uint32_t k = 0; k < r.files.size(); ++k) {
@@ -233,6 +236,8 @@ CAIRN_BODY std::vector<held_step> complete_saves(const std::string& directory,
       const held_store whole(directory, which, names);
       which.runs = whole.runs();
       found.push_back(std::move(which));
+    } catch (const storage_error&) {  // such as a limit of open files: it is there as it was
+      throw;
     } catch (const error& e) {
       damaged.push_back("the save of step " + std::to_string(step) + " in the local tier: " + e.what());
     }
