@@ -310,6 +310,7 @@ bool kill_and_resume(int rank, const std::string& point, int count, bool host_to
   return true;
 }
 
+// survives: host-lost-redundant
 TEST_CASE(
     "a rank that is killed at any step of making pieces costs no step that was redundant, with its host or "
     "not") {
@@ -327,10 +328,12 @@ TEST_CASE(
     }
   CHECK(kills >= (cairn_test::long_run() ? 28 : 7));
 }
+// survives: host-lost-redundant
 TEST_CASE("a host that is lost while it writes a checkpoint to the store costs no step that was redundant") {
   CHECK(kill_and_resume(1, "persist", 1, true, 2));
   CHECK(kill_and_resume(0, "persist", 3, true, 2));
 }
+// survives: killed-in-recovery
 TEST_CASE("a process that is killed at any message of a recovery leaves what the next one finds") {
   const places on;
   auto newest = run(on, 3, {{.rank = 0, .point = "before rename held", .count = 3}}).redundant;
@@ -358,6 +361,7 @@ std::uint64_t number_in(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
+// survives: host-lost-redundant
 TEST_CASE("hosts that are lost at random moments cost no step that was redundant") {
   const auto seed = cairn_test::test_seed();
   const auto wanted = number_in("CAIRN_TEST_LOSSES", cairn_test::rounds(3, 20));

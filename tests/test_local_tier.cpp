@@ -314,12 +314,14 @@ bool kill_and_resume(int ranks, way how, int killed, const std::string& point, i
 const std::array points{"before put",   "after put",     "before rename",
                         "after rename", "before remove", "after remove"};
 
+// survives: trainer-killed
 TEST_CASE("a trainer that is killed at any step of holding finds the newest save that was held") {
   int kills = 0;
   for (const auto* point : points)
     for (const int count : {1, 2, 3, 4, 5, 7, 9}) kills += kill_and_resume(1, {}, 0, point, count);
   CHECK(kills >= 38);
 }
+// survives: trainer-killed
 TEST_CASE("overlapped saves are held as well, and with keep = 1") {
   int kills = 0;
   for (const auto* point : points)
@@ -327,6 +329,7 @@ TEST_CASE("overlapped saves are held as well, and with keep = 1") {
       kills += kill_and_resume(1, {.overlapped = true, .keep = 1}, 0, point, count);
   CHECK(kills == 12);
 }
+// survives: rank-killed
 TEST_CASE("one of two ranks that is killed leaves a step that both hold") {
   int kills = 0;
   for (const auto* point : points)
@@ -336,6 +339,7 @@ TEST_CASE("one of two ranks that is killed leaves a step that both hold") {
     }
   CHECK(kills == 36);
 }
+// survives: rank-killed
 TEST_CASE("with worker processes that write every second save to the store") {
   int kills = 0;
   for (const auto* point : {"after put", "after rename", "after remove"})
@@ -356,6 +360,7 @@ bool tiers_can_lie_here() {
     return false;
   }
 }
+// survives: trainer-killed
 TEST_CASE("a tier on a disk holds as well, whoever is killed at any step of it") {
   if (!tiers_can_lie_here()) return;
   int kills = 0;
@@ -396,12 +401,14 @@ bool kill_worker_and_resume(int ranks, const char* point, int count, bool traine
   CHECK(left_in(places.tier()).empty());
   return first.struck != 0;
 }
+// survives: worker-killed
 TEST_CASE("a worker that is killed at any step of holding costs no step") {
   int kills = 0;
   for (const auto* point : points)
     for (const int count : {4, 7}) kills += kill_worker_and_resume(1, point, count, false);
   CHECK(kills >= 6);
 }
+// survives: worker-killed
 TEST_CASE("a trainer and its worker that are killed together find the newest save that was held") {
   int kills = 0;
   for (const auto* point : points) {
@@ -439,6 +446,7 @@ void killed_job(job_places& places, int ranks, way how, std::int64_t resumed_at 
   REQUIRE(newest_held(places.tier()).step == resumed_at + 5);
 }
 
+// survives: bit-flipped
 TEST_CASE("a flipped bit in an image is found, and the save before it is taken") {
   job_places places;
   killed_job(places, 1, {});
@@ -451,6 +459,7 @@ TEST_CASE("a flipped bit in an image is found, and the save before it is taken")
   CHECK(again.from_tier);
   CHECK(again.passed_over == 1);
 }
+// survives: bit-flipped
 TEST_CASE("a flipped bit in an image on a disk is found, and the save before it is taken") {
   if (!tiers_can_lie_here()) return;
   job_places places;
@@ -466,6 +475,7 @@ TEST_CASE("a flipped bit in an image on a disk is found, and the save before it 
   CHECK(again.passed_over == 1);
   CHECK(left_in(places.tier()).empty());
 }
+// survives: bit-flipped
 TEST_CASE("a flipped bit anywhere in a record is found, and told") {
   for (const std::int64_t at : {3, 9, 40, 200, 300}) {
     CAPTURE(at);
@@ -511,6 +521,7 @@ void stored_job(job_places& places) {
   }
   REQUIRE(newest_held(places.tier()).step == 3);
 }
+// survives: bit-flipped
 TEST_CASE("the same step is taken from the store before an older one is taken from the tier") {
   job_places places;
   stored_job(places);
@@ -568,6 +579,7 @@ TEST_CASE("inspect tells what a tier holds, and finds a flipped bit") {
   CHECK(again.find("step 4  damaged: ") != std::string::npos);
   CHECK(inspected(places.tier(), "--step 4").second == 2);
 }
+// survives: plan-flipped
 TEST_CASE("a flipped bit in one file of the plan costs nothing") {
   for (const int of_ten : {0, 5, 10})
     for (const bool first : {true, false}) {
@@ -583,6 +595,7 @@ TEST_CASE("a flipped bit in one file of the plan costs nothing") {
       CHECK(again.from_tier);
     }
 }
+// survives: plan-flipped
 TEST_CASE("flipped bits in both files of the plan are found, and what the tier holds of it is not loaded") {
   for (const int of_ten : {0, 1, 5, 10}) {
     CAPTURE(of_ten);
@@ -620,6 +633,7 @@ TEST_CASE("an image whose process was killed before it had the memory is no imag
 }
 // --- What was left behind ------------------------------------------------------------------------------------------
 
+// survives: left-behind, host-lost, memory-ends
 TEST_CASE("a tier that stayed behind while the job went on elsewhere is not resumed, and says so") {
   for (const bool had_begun : {false, true}) {
     CAPTURE(had_begun);
@@ -685,6 +699,7 @@ TEST_CASE(
   CHECK(last.good());
   CHECK(last.resumed >= resumed_at);
 }
+// survives: went-back
 TEST_CASE(
     "after load() of an older step the saves that follow it are resumed, not those that were given up") {
   for (const bool same_run : {true, false}) {
@@ -769,6 +784,7 @@ TEST_CASE("another number of ranks resumes what is held") {
   CHECK(last.good());
   CHECK(left_in(places.tier()).empty());
 }
+// survives: other-job
 TEST_CASE("a tier is one job's") {
   job_places places;
   killed_job(places, 1, {});
@@ -846,6 +862,7 @@ TEST_CASE("a directory with files of something else is refused, and they stay") 
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
   for (const char* name : {"run-1.log", "plan.txt", "notes"}) CHECK(fs::exists(memory.path() + "/" + name));
 }
+// survives: memory-full
 TEST_CASE(
     "a tmpfs that is full fails the save with a sentence; what is held stays, and the next one that fits is "
     "held") {
@@ -903,6 +920,7 @@ TEST_CASE(
   });
   CHECK_MESSAGE(second[0].good(), second[0].text());
 }
+// survives: files-removed
 TEST_CASE("a save whose image somebody removes says so, and the next one is held") {
   job_places places;
   process_ranks one(1);
@@ -1030,6 +1048,7 @@ class gated_store : public cairn::memory_store {
   std::shared_ptr<gate> gate_;
 };
 
+// survives: store-away
 TEST_CASE("while the store hangs every save is held, and the newest goes there when it answers") {
   scratch_directory memory("/dev/shm");
   process_ranks one(1);
@@ -1082,6 +1101,7 @@ TEST_CASE("while the store hangs every save is held, and the newest goes there w
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
 }
+// survives: store-away
 TEST_CASE("a store that fails costs training nothing, and the tier keeps what it did not get") {
   scratch_directory memory("/dev/shm");
   process_ranks one(1);

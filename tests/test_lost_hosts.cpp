@@ -234,6 +234,7 @@ std::optional<detail::held_name> newest(const std::string& tier, int rank, bool 
   return found;
 }
 
+// survives: host-lost-redundant
 TEST_CASE("each host that is lost costs no step") {
   for (int lost = 0; lost < 4; ++lost) {
     CAPTURE(lost);
@@ -257,6 +258,7 @@ TEST_CASE("each host that is lost costs no step") {
   }
 }
 
+// survives: host-lost-redundant, hosts-changed
 TEST_CASE("two ranks of each host, and a host less: others have what was lost, and what lies elsewhere") {
   job j;
   j.hosts = names_of(4, 8);
@@ -280,6 +282,7 @@ TEST_CASE("two ranks of each host, and a host less: others have what was lost, a
   CHECK(left_in(j.memory.path()) == "");
 }
 #if CAIRN_USES_PARITY + 0
+// survives: host-lost-redundant
 TEST_CASE("a host with two ranks is rebuilt from parity, also by fewer ranks") {
   job j;
   j.by = how::parity;
@@ -294,6 +297,7 @@ TEST_CASE("a host with two ranks is rebuilt from parity, also by fewer ranks") {
 }
 #endif
 
+// survives: too-many-hosts
 TEST_CASE(
     "where more hosts are lost than may be, the newest step that the store has is taken, and nothing of "
     "two") {
@@ -313,6 +317,7 @@ TEST_CASE(
   CHECK(last.right == 4);
 }
 
+// survives: bit-flipped-on-hosts
 TEST_CASE("a bit that flipped in an image is found, and the image is rebuilt, or another step is taken") {
   int older = 0;
   for (const auto* lost : {"", "host0", "host2", "host3"}) {
@@ -335,6 +340,7 @@ TEST_CASE("a bit that flipped in an image is found, and the image is rebuilt, or
   }
   CHECK(older == 1);
 }
+// survives: bit-flipped-on-hosts, piece-flipped
 TEST_CASE(
     "a bit that flipped in what a rank keeps for another, or in a record, costs nothing that another source "
     "has") {
@@ -418,6 +424,7 @@ std::string refuse_rebuilt(const job& j, const std::string& host, int rank) {
   fs::create_directories(path);
   return path;
 }
+// survives: rebuild-refused
 TEST_CASE("where a host fails while it takes an image that is rebuilt, another one takes it") {
   job j;
   j.persist_every = 2;
@@ -431,6 +438,7 @@ TEST_CASE("where a host fails while it takes an image that is rebuilt, another o
   CHECK(again.from_tier);
   CHECK(again.warned > 0);
 }
+// survives: rebuild-refused
 TEST_CASE("where no host takes an image that is rebuilt, the start ends, and the step stays") {
   job j;
   j.persist_every = 2;
@@ -488,6 +496,7 @@ TEST_CASE("what a limit of open files hides is not taken for missing") {
   CHECK(damaged.empty());
   CHECK(sources->bytes(image) == 4096);
 }
+// survives: piece-flipped
 TEST_CASE("a piece with a flipped bit is not used, and an older step is taken that loads") {
   job j;
   j.persist_every = 2;
@@ -504,6 +513,7 @@ TEST_CASE("a piece with a flipped bit is not used, and an older step is taken th
   CHECK(again.warned + again.passed_over > 0);
 }
 
+// survives: killed-in-recovery
 TEST_CASE("a rank that is killed in the middle of a recovery leaves what the next one finds") {
   job j;
   j.hosts = names_of(4, 4);
@@ -566,6 +576,7 @@ TEST_CASE("an image whose record the system cannot read is given up as a damaged
   CHECK(give_up_damaged_images(left, before.back()).size() == 1);
   CHECK(find_surviving_steps(left, by, notes).back().lost == std::vector<std::int32_t>{1});
 }
+// survives: other-job
 TEST_CASE("the tier of another job on one host ends the start, with its name, and stays") {
   job j;
   j.hosts = names_of(2, 2);

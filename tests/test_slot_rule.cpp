@@ -141,6 +141,7 @@ exploration explore(int ranks, int depth, int last, int apart, bool lossy, bool 
   return found;
 }
 
+// survives: rank-killed
 TEST_CASE(
     "whenever a job dies, its ranks have a save in common once they had one, and no save waits for ever") {
   // Under a sanitizer shorter jobs alone: an optimised build tries these.

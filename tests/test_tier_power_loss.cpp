@@ -263,6 +263,7 @@ bool loses(const recording& made, Counts&& counts, std::size_t& states) {
   return lost;
 }
 
+// survives: power-lost
 TEST_CASE("whenever the power is lost, a tier on a disk has the newest save that was told to be held") {
   const auto made = record_saves();
   const auto is_sync = [](const change& c) { return c.kind == change::what::sync; };

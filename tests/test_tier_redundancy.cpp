@@ -184,6 +184,7 @@ void check_lost_and_rebuilt(const R& by, int host_count) {
   }
 }
 
+// survives: link-breaks
 TEST_CASE("a link that breaks costs the pieces of a save, and no step") {
   const hosts on(ranks);
   const thread_group group(ranks);
@@ -213,6 +214,7 @@ TEST_CASE("a link that breaks costs the pieces of a save, and no step") {
   for (int host = 0; host < on.count; ++host) CHECK_FALSE(fs::exists(on.name(host)));
 }
 
+// survives: lost-before-held
 TEST_CASE("a host that is lost before it holds a save leaves the one before, which is redundant") {
   const hosts on(ranks);
   const thread_group group(ranks);
