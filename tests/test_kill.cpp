@@ -115,10 +115,20 @@ TEST_CASE(
     "whole") {
   const scratch_directory directory(std::filesystem::exists("/dev/shm") ? "/dev/shm" : nullptr);
   const auto root = directory.path() + "/now";
+  bool found = false;  // by themselves, after two saves
+  SUBCASE("flagged") {}
+  SUBCASE("found") {
+    found = true;
+  }
   std::vector<float> base(20'000, 0.5F), adapter(100);
   cairn::state_dict state;
-  state.tensor("base", base, {20'000}, cairn::frozen);
+  if (found)
+    state.tensor("base", base, {20'000});
+  else
+    state.tensor("base", base, {20'000}, cairn::frozen);
   state.tensor("adapter", adapter, {100});
+  auto options = quiet;
+  options.link_unchanged = found;
   const auto loads = [&](auto& ckpt, std::int64_t step) {
     std::vector<float> a(20'000), b(100);
     cairn::state_dict back;
@@ -138,7 +148,7 @@ TEST_CASE(
     const bool killed = dies(plan, page, [&](const std::shared_ptr<killer>& watch, run_report& report) {
       try {
         cairn::checkpointer ckpt{store{root, small_requests, watched_file_system<>{watch}},
-                                 cairn::keep_last(1), quiet};
+                                 cairn::keep_last(1), options};
         for (const std::int64_t step : {1, 2, 3}) {
           report.begun = step;
           save(ckpt, step).wait();
@@ -159,20 +169,22 @@ TEST_CASE(
       // What was acknowledged goes when the one after it is committed.
       if (page->acknowledged > 0) CHECK((!there.empty() && there.back() >= page->acknowledged));
     }
-    cairn::checkpointer next{store{root, small_requests}, cairn::keep_last(1), quiet};
+    cairn::checkpointer next{store{root, small_requests}, cairn::keep_last(1), options};
     (void)next.resume(state);
-    for (const std::int64_t step : {4, 5}) {
+    const std::int64_t last = found ? 6 : 5;
+    for (std::int64_t step = 4; step <= last; ++step) {
       const auto saved = save(next, step);
       saved.wait();
-      CHECK((saved.report().linked_bytes > 0) == (step == 5));
+      CHECK((saved.report().linked_bytes > 0) == (step == last));
     }
-    CHECK(loads(next, 5));
+    CHECK(loads(next, last));
     CHECK(litter(root, true) == "");
     return killed;
   };
   for (const auto when : {moment::before, moment::after})
-    CHECK(is_killed({.at = event{when, file_call::link, "step-00000002"}, .gate = {}}));
-  for (std::uint64_t k = 1; is_killed({.at = {}, .gate = {}, .change = k}); k += 2 * thinned) {
+    CHECK(is_killed(
+        {.at = event{when, file_call::link, found ? "step-00000003" : "step-00000002"}, .gate = {}}));
+  for (std::uint64_t k = 1; is_killed({.at = {}, .gate = {}, .change = k}); k += (found ? 4 : 2) * thinned) {
   }
   CHECK(kills > 10);
 }

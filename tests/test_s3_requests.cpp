@@ -5,6 +5,11 @@
 // What requests an s3_store makes of a service, and when: of round trips no more than it must, of a length that
 // fits what the service shows, and a second one where the first is slow beside the others.
 #include <cairn/checkpointer.hpp>
+#include <cairn/manage/compare.hpp>
+#include <cairn/manage/copy.hpp>
+#include <cairn/manage/export_safetensors.hpp>
+#include <cairn/manage/verify.hpp>
+#include <cairn/stores/memory_store.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include <doctest/doctest.h>
@@ -159,6 +164,18 @@ TEST_CASE("frozen items in a bucket are copied by the service: the trainer sends
     for (const auto& entry : server.journal()) all += entry.bytes_in;
     CHECK(all < 100'000);
   }
+  // Each step stands alone, whoever looks: the one that has the bytes first goes.
+  cairn::checkpointer{store, cairn::checkpointer_options{.quiet = true}}.remove(1);
+  const cairn::safetensors_storage storage{store};
+  auto reader = storage.reader();
+  CHECK(cairn::verify_checkpoint(reader, 2).good());
+  const cairn::safetensors_storage other{cairn::memory_store{}};
+  auto from = store;
+  CHECK(cairn::copy_checkpoint(from, other, 2).ended == cairn::copy_report::outcome::copied);
+  cairn::readable_checkpoint here{storage.reader(), 2}, there{other.reader(), 2};
+  CHECK(cairn::compare_checkpoints(here, there, {.values = true}).equal());
+  cairn::memory_store model;
+  CHECK(cairn::export_safetensors(reader, 2, model).tensors == 2);
   cairn::state_dict back;
   std::vector<float> loaded(500'000), learnt(1000);
   back.tensor("weights", loaded, {500'000});
