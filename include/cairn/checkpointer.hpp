@@ -148,7 +148,10 @@ class checkpointer : public checkpointer_base {
                                .overlapped = Overlapped,
                                .checked = false,
                                .devices = take_devices(arguments)};
-    if constexpr (!alone<P...>) parts.sharing = &detail::begin_sharing;
+    if constexpr (alone<P...>)
+      parts.group = detail::parts_of_one_rank();
+    else
+      parts.group = detail::parts_of_group();
     if constexpr (detail::count_of<role::tier, P...> == 1) {
       std::optional<persist> persisting;
       if constexpr (detail::count_of<role::persist, P...> == 1)
@@ -169,19 +172,28 @@ class checkpointer : public checkpointer_base {
       parts.options.sharing = detail::take<role::read_sharing, read_sharing, P...>(arguments);
     if constexpr (detail::count_of<role::access, P...> == 1 || detail::is_read_only<StorageType>)
       parts.options.read_only = true;
-    if constexpr (detail::count_of<role::retention, P...> == 1)
+    if constexpr (detail::count_of<role::retention, P...> == 1) {
       parts.keep = detail::take<role::retention, retention_policy, P...>(arguments);
+      parts.retaining = &detail::make_retaining;
+    }
     return parts;
   }
   /// Whether there is one rank: what several ranks need is not compiled then.
   template <class... P>
   static constexpr bool alone = detail::count_of<role::communicator, P...> == 0;
+  template <class... P>
+  static constexpr auto storage_maker() {
+    if constexpr (detail::count_of<role::retention, P...> == 0)
+      return &detail::make_storage_of_one_rank;
+    else
+      return &detail::make_verified_storage_of_one_rank;
+  }
   template <class... P, class First>
   static any_storage storage_over(First first) {
     if constexpr (std::same_as<First, StorageType>)
       return any_storage(std::move(first));
     else if constexpr (alone<P...> && detail::count_of<role::executor, P...> == 0)
-      return detail::storage_of_one_rank_over(std::move(first));
+      return detail::storage_of_one_rank_over(std::move(first), storage_maker<P...>());
     else
       return detail::default_storage_over(std::move(first));
   }

@@ -24,9 +24,11 @@
 #include <cairn/impl/checkpointer/engine_parts.ipp>
 #include <cairn/impl/checkpointer/follow.ipp>
 #include <cairn/impl/checkpointer/following.ipp>
+#include <cairn/impl/checkpointer/group_parts.ipp>
 #include <cairn/impl/checkpointer/item_reading.ipp>
 #include <cairn/impl/checkpointer/rebuild_exchange.ipp>
 #include <cairn/impl/checkpointer/shared_loading.ipp>
+#include <cairn/impl/checkpointer/retaining.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
 #include <cairn/impl/checkpointer/surveyed_places.ipp>
 #include <cairn/impl/checkpointer/tier_parts.ipp>

@@ -57,6 +57,8 @@ struct writer_origin {
 [[nodiscard]] any_storage make_default_storage(any_store store, writer_origin origin);
 /// The same for one rank that saves in its own process.
 [[nodiscard]] any_storage make_storage_of_one_rank(any_store store);
+/// One that can also verify what it has.
+[[nodiscard]] any_storage make_verified_storage_of_one_rank(any_store store);
 /// A writer of that storage from its description; `make` makes the store.
 [[nodiscard]] any_writer make_default_writer(std::span<const std::byte> description,
                                              any_store (*make)(std::span<const std::byte>));
@@ -82,8 +84,8 @@ template <ByteStore Store>
 }
 
 template <ByteStore Store>
-[[nodiscard]] any_storage storage_of_one_rank_over(Store store) {
-  return make_storage_of_one_rank(any_store(detail::make_shared<Store>(std::move(store))));
+[[nodiscard]] any_storage storage_of_one_rank_over(Store store, any_storage (*make)(any_store)) {
+  return make(any_store(detail::make_shared<Store>(std::move(store))));
 }
 
 /// Stands for the default writer over a store where an executor is asked whether it accepts it.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/engine.hpp>
+#include <cairn/checkpointer/group_parts.hpp>
 #include <cairn/checkpointer/options.hpp>
-#include <cairn/checkpointer/shared_loading.hpp>
+#include <cairn/checkpointer/retaining.hpp>
 #include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/concepts/any_communicator.hpp>
 #include <cairn/concepts/any_executor.hpp>
@@ -28,12 +29,13 @@ struct engine_parts {
   any_communicator communicator;
   any_observer observer;
   checkpointer_options options;
-  retention_policy keep;  ///< empty: everything stays
+  retention_policy keep;                ///< empty: everything stays
+  retaining_maker retaining = nullptr;  ///< null: there is no policy
   bool overlapped = false;
   bool checked = false;
   std::shared_ptr<device_access> devices;  ///< null: the stager's, where it brings any
-  sharing_begin sharing = nullptr;         ///< null: there is one rank
-  owned<tier_parts> tier = nullptr;        ///< of the tier whose images the stager fills; null: none
+  group_parts group = {};
+  owned<tier_parts> tier = nullptr;  ///< of the tier whose images the stager fills; null: none
 };
 
 /// Collective. @throws usage_error (usage_bad_option); what the constructor of a checkpointer throws.

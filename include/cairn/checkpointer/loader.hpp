@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/group_parts.hpp>
 #include <cairn/checkpointer/item_reading.hpp>
 #include <cairn/checkpointer/load_options.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
 #include <cairn/checkpointer/saved_memory.hpp>
-#include <cairn/checkpointer/shared_loading.hpp>
 #include <cairn/checkpointer/steps_to_resume.hpp>
 #include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/concepts/any_planner.hpp>

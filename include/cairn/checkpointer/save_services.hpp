@@ -3,8 +3,7 @@
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/other_runs.hpp>
 #include <cairn/checkpointer/restart_journal.hpp>
-#include <cairn/checkpointer/retention.hpp>
-#include <cairn/checkpointer/scrubber.hpp>
+#include <cairn/checkpointer/retaining.hpp>
 #include <cairn/concepts/any_observer.hpp>
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/any_writer.hpp>
@@ -32,19 +31,16 @@ namespace detail {
 
 /// What the threads of an executor share with the checkpointer, and may outlive it with: the storage, who is
 /// told, and what happens at the end of each save. Any thread.
-class save_services : public std::enable_shared_from_this<save_services> {
+class save_services {
  public:
   save_services(any_writer writer, any_reader reader, any_observer observer, int rank,
-                const checkpointer_options& options, const retention_policy& keep)
+                const checkpointer_options& options)
       : writer_(std::move(writer)),
         reader_(std::move(reader)),
         reporter_(std::move(observer), rank, options.quiet),
         history_(options.mean_time_between_failures),
         restarts_(rank, options.read_only ? 0 : options.max_restarts),
-        rank_(rank),
-        retention_(keep) {
-    if (rank == 0 && keep.scrub()) scrubber_ = make_owned<scrubber>(keep.scrub()->bytes_per_second);
-  }
+        rank_(rank) {}
 
   [[nodiscard]] any_writer& writer() noexcept { return writer_; }
   [[nodiscard]] any_reader& reader() noexcept { return reader_; }
@@ -66,14 +62,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
   /// keeps it until the run has committed, so that it stays whoever else tidies up.
   void set_base_step(std::int64_t step, checkpoint_lease lease = {}) noexcept {
     hold_base(std::move(lease));
-    if (!retains()) return;
-    try {
-      retention_.set_base_step(step, reader_.list());
-    } catch (...) {
-      reporter_.warned("the store could not be listed: nothing of earlier runs is removed",
-                       std::current_exception());
-      retention_.set_base_step_unlisted(step);
-    }
+    if (retaining_ != nullptr) retaining_->set_base_step(step);
   }
   /// Its own lease on a step does not keep this run from removing it.
   void give_base_back(std::int64_t step) noexcept {
@@ -98,19 +87,17 @@ class save_services : public std::enable_shared_from_this<save_services> {
     }
     return {step, nullptr};
   }
+  /// Once, on rank 0, before the first save: chooses what goes. Null: nothing does.
+  void retain_by(owned<retaining> chosen) noexcept { retaining_ = std::move(chosen); }
   /// For rank 0: these were committed when this run began.
   void found_at_start(const std::vector<std::int64_t>& steps) { other_runs_.know(steps); }
   /// A save is under way; ended() is called when it ends.
   void begun(save_attempt save) noexcept {
-    try {
-      if (retains()) retention_.begun(save);
-    } catch (...) {  // it may be told as a stranger's then
-    }
+    if (retaining_ != nullptr) retaining_->begun(save);
   }
   /// Gives up what is being verified; waits for its end, at most so long.
   void stop_scrubbing(deadline until) noexcept {
-    if (scrubber_ && !scrubber_->stop(until))
-      reporter_.warned("the store did not answer in time to end the verifying of a checkpoint", nullptr);
+    if (retaining_ != nullptr) retaining_->stop_scrubbing(until);
   }
   /// Called once for each save, when it ends.
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
@@ -123,7 +110,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
     }
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
-    retain(report.step, failure == nullptr, listing, journal);
+    if (retaining_ != nullptr) retaining_->ended(report.step, failure == nullptr, listing, journal);
     std::vector<save_span> spans;
     try {
       if (journal != nullptr) spans = journal->spans();
@@ -157,7 +144,7 @@ class save_services : public std::enable_shared_from_this<save_services> {
       if (journal != nullptr) spans = journal->spans();
     } catch (...) {  // as above
     }
-    if (retains()) retention_.ended(report.step, false);  // it is no checkpoint of the store
+    if (retaining_ != nullptr) retaining_->held(report.step);
     note(nullptr);
     reporter_.held(report, !held_reported_.exchange(true), spans);
   }
@@ -173,123 +160,25 @@ class save_services : public std::enable_shared_from_this<save_services> {
     } catch (...) {  // nobody relies on it
     }
   }
-  [[nodiscard]] bool retains() const noexcept { return rank_ == 0 && retention_.removes(); }
-  /// Removes only after a commit: the old checkpoints are good until the new one exists.
-  void retain(std::int64_t step, bool committed, step_listing& listing, save_journal* journal) noexcept {
-    if (!retains()) return;
-    try {
-      retention_.ended(step, committed);
-      if (!committed) return;
-      if (scrubber_)
-        scrubber_->ask(step, [self = this->shared_from_this()](std::int64_t s, const scrubber::gate& gate) {
-          self->scrub(s, gate);
-        });
-      remove_outdated(listing, journal);
-    } catch (...) {  // the next commit tries again
-      reporter_.warned("old checkpoints could not be removed", std::current_exception());
-    }
-  }
-  void remove_outdated(step_listing& listing, save_journal* journal) {
-    learn_of_line();
-    const auto chosen = retention_.choose(listing.steps(), static_cast<std::int64_t>(std::time(nullptr)));
-    warn_of_other_lines(chosen.other_lines);
-    if (chosen.remove.empty()) return;
-    const span_note span(journal, span_kind::remove);
-    const auto pinned = writer_.pinned();
-    for (const auto old : chosen.remove)
-      if (!has_step(pinned, old)) remove_old(old);
-  }
-  /// Reads some of the manifests that a policy asks for. What is not read yet stays.
-  void learn_of_line() {
-    constexpr std::size_t max_of_a_commit = 64;  // they are read one after another, and the save waits
-    for (const auto step : retention_.unknown(max_of_a_commit)) {
-      try {
-        auto opened = reader_.open(step, reader_.fetch(step));
-        const auto& said = opened.metadata();
-        retention_.learn({.step = step, .committed_at = said.committed_at, .annotations = said.annotations});
-      } catch (const storage_error& e) {
-        if (e.id() == error_id::storage_not_committed) continue;  // gone since it was listed
-        retention_.postpone(step);
-        return;  // the next commit goes on with the others
-      } catch (const timeout_error&) {
-        retention_.postpone(step);
-        return;
-      } catch (const error&) {  // it stays; the next one that reads it tells why
-        retention_.learn({.step = step, .readable = false});
-      }
-    }
-  }
-  /// On the scrubber's thread.
-  void scrub(std::int64_t step, const scrubber::gate& gate) noexcept {
-    try {
-      const auto begin = deadline::clock::now();
-      gate(0);
-      auto opened = reader_.open(step, reader_.fetch(step));
-      const auto until = deadline::in(std::chrono::hours(24 * 7));
-      const auto bytes = reader_.verify(opened, until, gate);
-      retention_.verified(step);
-      step_listing listing(reader_);
-      remove_outdated(listing, nullptr);
-      reporter_.verified(step, bytes, seconds_since(begin));
-    } catch (const error& e) {
-      if (e.id() == error_id::timeout_close) return;
-      reporter_.warned("the checkpoint of step " + std::to_string(step) +
-                       " could not be verified, the older ones stay: " + e.what());
-    } catch (...) {
-      reporter_.warned("a checkpoint could not be verified, the older ones stay", std::current_exception());
-    }
-  }
-  void remove_old(std::int64_t step) {
-    try {
-      if (const auto attempt = retention_.attempt_of(step))
-        (void)writer_.remove_attempt({step, *attempt});  // where another run made it anew, that one stays
-      else
-        writer_.remove(step);
-      retention_.removed(step);
-    } catch (const storage_error& e) {
-      if (e.id() == error_id::storage_permission) {  // a lock perhaps, of this one alone
-        if (!refused_reported_.exchange(true))
-          reporter_.warned("the checkpoint of step " + std::to_string(step) +
-                           " would go now and stays, others still go: " + e.what());
-        return;
-      }
-      if (e.id() == error_id::storage_pinned) return;  // since the pins were listed
-      if (e.id() != error_id::storage_leased) throw;
-      if (retention_.first_lease_of(step))
-        reporter_.warned("the checkpoint of step " + std::to_string(step) +
-                         " would go now and stays while it is read: " + e.what());
-    }
-  }
   void warn_unleased(const std::string& why) noexcept {
     if (!unleased_reported_.exchange(true))
       reporter_.warned("checkpoints are read without a lease, another process may remove one meanwhile: " +
                        why);
   }
-  void warn_of_other_lines(const std::vector<std::int64_t>& steps) {
-    if (steps.empty()) return;
-    reporter_.warned("retention leaves " + std::to_string(steps.size()) +
-                     " checkpoints alone that are not of this run, the first of step " +
-                     std::to_string(steps.front()) +
-                     ": it has neither committed them nor resumed from one at or after them; remove(step) "
-                     "removes one");
-  }
-
   any_writer writer_;
   any_reader reader_;
   event_reporter reporter_;
   save_history history_;
   restart_journal restarts_;
   int rank_;
-  retention retention_;
   other_runs other_runs_;
-  owned<scrubber> scrubber_;
   std::atomic<bool> unleased_reported_{false};
-  std::atomic<bool> refused_reported_{false};
   std::atomic<bool> held_reported_{false};
   mutable std::mutex mutex_;
   checkpoint_lease base_lease_;  ///< of rank 0
   int failures_ = 0;
   std::exception_ptr last_failure_;
+  owned<retaining> retaining_;  ///< null: another rank's, or there is no policy
 };
 
 }  // namespace detail

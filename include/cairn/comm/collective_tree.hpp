@@ -4,6 +4,7 @@
 #include <cairn/comm/collective_input.hpp>
 #include <cairn/comm/collective_messages.hpp>
 #include <cairn/comm/collective_pieces.hpp>
+#include <cairn/comm/collective_runner.hpp>
 #include <cairn/comm/tree_timeout.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
@@ -25,26 +26,19 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What a collective makes of two neighbours' parts; the left one is of the lower ranks.
-using merge_parts = function_ref<std::vector<std::byte>(std::vector<std::byte>&&, std::vector<std::byte>&&)>;
-
 /// Carries each collective up a binomial tree of the ranks and down again, so that it ends alike on all of them.
-class collective_tree {
+class collective_tree final : public collective_runner {
  public:
   using operation = collective_operation;
   using step = collective_step;
   using bytes_view = std::span<const std::byte>;
 
-  explicit collective_tree(any_communicator communicator) : messages_(std::move(communicator)) {}
+  using collective_runner::collective_runner;
 
-  [[nodiscard]] collective_messages& messages() noexcept { return messages_; }
-
-  /// One collective: parts are merged up the tree, the value of the root goes down, each child gets its share(). Without
-  /// `merge` the parts are joined as the operation has it. `look` is asked now and then while this rank waits: what
-  /// it throws ends the call on this rank at once.
+  /// Parts are merged up the tree, the value of the root goes down, each child gets its share().
   [[nodiscard]] std::vector<std::byte> run(operation kind, int root, collective_input own, deadline until,
-                                           const merge_parts* merge = nullptr,
-                                           const function_ref<void()>* look = nullptr) {
+                                           const merge_parts* merge,
+                                           const function_ref<void()>* look) override {
     const int ranks = messages_.size();
     if (root < 0 || root >= ranks)
       fail(error_id::usage_bad_option, "the root of a collective is not a rank of this world",
@@ -248,7 +242,6 @@ class collective_tree {
     });
   }
 
-  collective_messages messages_;
   const function_ref<void()>* look_ = nullptr;  ///< of the call under way
   deadline next_look_ = deadline::never();
   std::chrono::nanoseconds look_pause_{};

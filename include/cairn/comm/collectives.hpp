@@ -20,7 +20,7 @@ namespace cairn {
 inline namespace v1 {
 
 namespace detail {
-class collective_tree;
+class collective_runner;
 struct collective_call;
 }  // namespace detail
 
@@ -53,6 +53,8 @@ class collectives {
   template <class C>
     requires(!std::same_as<C, any_communicator> && !std::same_as<C, collectives> && Communicator<C>)
   explicit collectives(C communicator) : collectives(any_communicator(std::move(communicator))) {}
+  /// Takes over what carries them.
+  explicit collectives(detail::owned<detail::collective_runner> runner) noexcept;
   collectives(collectives&& other) noexcept;
   collectives& operator=(collectives&& other) noexcept;
   ~collectives();
@@ -146,7 +148,7 @@ class collectives {
   [[nodiscard]] std::vector<std::byte> reduce_on_demand(collective_input own, merge_parts merge,
                                                         deadline until, const function_ref<void()>* look);
 
-  detail::owned<detail::collective_tree> tree_;
+  detail::owned<detail::collective_runner> tree_;
   detail::owned<detail::collective_call> exchange_;  ///< the one under way
 };
 

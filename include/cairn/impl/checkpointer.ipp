@@ -15,9 +15,11 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -62,18 +64,28 @@ class default_storage {
   writer_origin origin_;
 };
 
-/// The default storage of a rank that is alone and saves in its own process.
+/// The default storage of a rank that is alone and saves in its own process. A reader that verifies nothing compiles nothing
+/// of that.
+template <bool Verifies>
 class one_rank_storage {
  public:
   class writer_type final : public safetensors_writer_base {
    public:
     explicit writer_type(any_store store) : safetensors_writer_base(std::move(store), files_of_own()) {}
   };
-  class reader_type final : public safetensors_reader {
+  class verifying_reader : public safetensors_reader {
    public:
     using safetensors_reader::safetensors_reader;
     void read_shared() = delete;  // nobody to share with; see SharingReader
   };
+  class plain_reader final : public verifying_reader {
+   public:
+    using verifying_reader::verifying_reader;
+    std::uint64_t verify(safetensors_reader::checkpoint_type&, deadline) {
+      fail(error_id::usage_bad_option, "this checkpointer verifies nothing");
+    }
+  };
+  using reader_type = std::conditional_t<Verifies, verifying_reader, plain_reader>;
   explicit one_rank_storage(any_store store) : store_(std::move(store)) {}
   [[nodiscard]] writer_type writer() const { return writer_type(store_); }
   [[nodiscard]] reader_type reader() const { return reader_type(store_); }
@@ -87,7 +99,10 @@ CAIRN_BODY any_planners make_planners_of_one_rank() {
   return both_roles_of(one_rank_planner());
 }
 CAIRN_BODY any_storage make_storage_of_one_rank(any_store store) {
-  return any_storage(one_rank_storage(std::move(store)));
+  return any_storage(one_rank_storage<false>(std::move(store)));
+}
+CAIRN_BODY any_storage make_verified_storage_of_one_rank(any_store store) {
+  return any_storage(one_rank_storage<true>(std::move(store)));
 }
 CAIRN_BODY any_planners make_default_planners() {
   return both_roles_of(default_planner());
@@ -116,7 +131,8 @@ CAIRN_BODY engine_owner make_default_engine(any_storage storage) {
                       .observer = make_default_observer(),
                       .options = {},
                       .keep = {},
-                      .devices = nullptr});
+                      .devices = nullptr,
+                      .group = parts_of_one_rank()});
 }
 CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description,
                                           any_store (*make)(std::span<const std::byte>)) {
@@ -129,7 +145,7 @@ CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description
 
 #if defined(CAIRN_COMPILED)
 template any_storage default_storage_over(file_store store);
-template any_storage storage_of_one_rank_over(file_store store);
+template any_storage storage_of_one_rank_over(file_store store, any_storage (*make)(any_store));
 #endif
 
 }  // namespace detail

@@ -21,6 +21,7 @@ namespace cairn {
 inline namespace v1 {
 
 class any_storage;
+class any_store;
 
 namespace detail {
 template <FileSystem F>
@@ -28,7 +29,7 @@ struct file_tree;
 template <ByteStore Store>
 any_storage default_storage_over(Store store);
 template <ByteStore Store>
-any_storage storage_of_one_rank_over(Store store);
+any_storage storage_of_one_rank_over(Store store, any_storage (*make)(any_store));
 }  // namespace detail
 
 /// A ByteStore that keeps objects as files below one directory. It makes the directory when it creates
@@ -176,7 +177,8 @@ extern template class detail::file_read_session<posix_file_system>;
 extern template class basic_file_store<posix_file_system>;
 extern template std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<file_store> store);
 extern template any_storage detail::default_storage_over(file_store store);
-extern template any_storage detail::storage_of_one_rank_over(file_store store);
+extern template any_storage detail::storage_of_one_rank_over(file_store store,
+                                                             any_storage (*make)(any_store));
 #endif
 
 }  // namespace v1

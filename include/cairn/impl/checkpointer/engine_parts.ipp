@@ -40,18 +40,20 @@ class composed_engine final : public engine {
       : options_(parts.options),
         place_(parts.storage.describe()),
         load_planner_(std::move(parts.planners.load)),
-        group_(std::move(parts.communicator)),
+        group_(parts.group.make(std::move(parts.communicator))),
         services_(detail::make_shared<save_services>(parts.storage.writer(), parts.storage.reader(),
-                                                     std::move(parts.observer), group_.rank(), options_,
-                                                     parts.keep)),
+                                                     std::move(parts.observer), group_.rank(), options_)),
         devices_(parts.devices != nullptr ? std::move(parts.devices) : parts.stager.device_memory()),
         tier_(std::move(parts.tier)),
         loader_(services_, group_, options_, devices_,
-                tier_ != nullptr ? tier_->loads(services_, group_) : owned<tier_loads>(), parts.sharing),
+                tier_ != nullptr ? tier_->loads(services_, group_) : owned<tier_loads>(),
+                parts.group.sharing),
         saves_(options_, parts.overlapped, parts.checked, group_.rank(), services_, devices_),
         save_path_(options_, parts.overlapped, parts.checked, group_, services_, saves_, place_,
                    std::move(parts.planners.save), std::move(parts.stager), std::move(parts.executor),
                    devices_, tier_ != nullptr ? tier_->saves(services_) : owned<tier_saves>()) {
+    if (parts.retaining != nullptr && group_.rank() == 0 && !parts.keep.empty())
+      services_->retain_by(parts.retaining(services_, parts.keep));
     const auto bytes = read_once(
         group_, [] { return make_run(); }, peer_deadline());
     wire_reader in(bytes);

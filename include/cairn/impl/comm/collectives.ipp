@@ -23,6 +23,8 @@ inline namespace v1 {
 
 CAIRN_BODY collectives::collectives(any_communicator communicator)
     : tree_(detail::make_owned<detail::collective_tree>(std::move(communicator))) {}
+CAIRN_BODY collectives::collectives(detail::owned<detail::collective_runner> runner) noexcept
+    : tree_(std::move(runner)) {}
 CAIRN_BODY collectives::collectives(collectives&& other) noexcept = default;
 CAIRN_BODY collectives& collectives::operator=(collectives&& other) noexcept = default;
 CAIRN_BODY collectives::~collectives() = default;

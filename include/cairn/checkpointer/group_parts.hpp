@@ -6,6 +6,7 @@
 
 namespace cairn {
 inline namespace v1 {
+class any_communicator;
 class collectives;
 class deadline;
 class read_exchange;
@@ -19,15 +20,20 @@ using sharing_begin = std::shared_ptr<read_exchange> (*)(collectives& group,
                                                          function_ref<const metadata&()> open,
                                                          const load_plan& plan, bool all, deadline until);
 
-/// That, for a checkpointer of several ranks; one of a single rank has null in its place, and compiles nothing of it.
-[[nodiscard]] std::shared_ptr<read_exchange> begin_sharing(collectives& group,
-                                                           function_ref<const metadata&()> open,
-                                                           const load_plan& plan, bool all, deadline until);
+/// What a checkpointer needs because it has several ranks. Programs of one rank compile nothing of it: only a composition
+/// with a communicator names parts_of_group().
+struct group_parts {
+  collectives (*make)(any_communicator communicator) = nullptr;
+  sharing_begin sharing = nullptr;  ///< null: there is one rank
+};
+[[nodiscard]] group_parts parts_of_group() noexcept;
+/// The same for one rank, which sends nothing.
+[[nodiscard]] group_parts parts_of_one_rank() noexcept;
 
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
 
 #if !defined(CAIRN_COMPILED)
-#include <cairn/impl/checkpointer/shared_loading.ipp>
+#include <cairn/impl/checkpointer/group_parts.ipp>
 #endif
