@@ -166,8 +166,11 @@ class checkpointer : public checkpointer_base {
       }
       parts.tier = detail::make_tier_parts(tier, persisting, std::move(spread), std::move(redundant));
     }
-    if constexpr (detail::count_of<role::check, P...> == 1)
+    if constexpr (detail::count_of<role::options, P...> == 1) parts.apart = &detail::make_apart_layouts;
+    if constexpr (detail::count_of<role::check, P...> == 1) {
       parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
+      parts.checks = &detail::make_copy_checks;
+    }
     if constexpr (detail::count_of<role::read_sharing, P...> == 1)
       parts.options.sharing = detail::take<role::read_sharing, read_sharing, P...>(arguments);
     if constexpr (detail::count_of<role::access, P...> == 1 || detail::is_read_only<StorageType>)
@@ -186,7 +189,7 @@ class checkpointer : public checkpointer_base {
     if constexpr (detail::count_of<role::retention, P...> == 0)
       return &detail::make_storage_of_one_rank;
     else
-      return &detail::make_verified_storage_of_one_rank;
+      return &detail::make_verified_storage_of_one_rank<>;
   }
   template <class... P, class First>
   static any_storage storage_over(First first) {

@@ -20,6 +20,8 @@
 
 // bodies: begin (`bash tests/check_tree.sh --fix` writes them)
 #include <cairn/impl/checkpointer.ipp>
+#include <cairn/impl/checkpointer/apart_layouts.ipp>
+#include <cairn/impl/checkpointer/copy_checks.ipp>
 #include <cairn/impl/checkpointer/engine.ipp>
 #include <cairn/impl/checkpointer/engine_parts.ipp>
 #include <cairn/impl/checkpointer/follow.ipp>
@@ -27,7 +29,6 @@
 #include <cairn/impl/checkpointer/group_parts.ipp>
 #include <cairn/impl/checkpointer/item_reading.ipp>
 #include <cairn/impl/checkpointer/rebuild_exchange.ipp>
-#include <cairn/impl/checkpointer/shared_loading.ipp>
 #include <cairn/impl/checkpointer/retaining.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
 #include <cairn/impl/checkpointer/surveyed_places.ipp>

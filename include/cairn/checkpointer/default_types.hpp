@@ -54,10 +54,14 @@ struct writer_origin {
 [[nodiscard]] any_communicator make_default_communicator();
 [[nodiscard]] any_observer make_default_observer();
 /// What safetensors_storage is over this store, without its type.
+///
+/// This one and make_verified_storage_of_one_rank() are templates so that who does not name them compiles nothing of them.
+template <class = void>
 [[nodiscard]] any_storage make_default_storage(any_store store, writer_origin origin);
 /// The same for one rank that saves in its own process.
 [[nodiscard]] any_storage make_storage_of_one_rank(any_store store);
 /// One that can also verify what it has.
+template <class = void>
 [[nodiscard]] any_storage make_verified_storage_of_one_rank(any_store store);
 /// A writer of that storage from its description; `make` makes the store.
 [[nodiscard]] any_writer make_default_writer(std::span<const std::byte> description,
@@ -80,7 +84,7 @@ template <ByteStore Store>
     };
     origin.store = held;
   }
-  return make_default_storage(any_store(held), std::move(origin));
+  return make_default_storage<>(any_store(held), std::move(origin));
 }
 
 template <ByteStore Store>

@@ -20,6 +20,12 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+class apart_layouts;
+class copy_checks;
+// See their pages.
+[[nodiscard]] owned<copy_checks> make_copy_checks();
+[[nodiscard]] owned<apart_layouts> make_apart_layouts();
+
 /// What a checkpointer is made of.
 struct engine_parts {
   any_storage storage;
@@ -33,7 +39,9 @@ struct engine_parts {
   retaining_maker retaining = nullptr;  ///< null: there is no policy
   bool overlapped = false;
   bool checked = false;
-  std::shared_ptr<device_access> devices;  ///< null: the stager's, where it brings any
+  owned<copy_checks> (*checks)() = nullptr;   ///< of checked{}; null: not asked for
+  owned<apart_layouts> (*apart)() = nullptr;  ///< of options with link_unchanged; null: not asked for
+  std::shared_ptr<device_access> devices;     ///< null: the stager's, where it brings any
   group_parts group = {};
   owned<tier_parts> tier = nullptr;  ///< of the tier whose images the stager fills; null: none
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/checkpointer/copy_check.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_context.hpp>
@@ -114,38 +113,6 @@ class frozen_saves {
   std::shared_ptr<const image_layout> rest_;
   int failures_ = 0;  // of saves that linked, since one was committed
   bool gives_up_ = false;
-};
-
-/// With checked{}: whether frozen items are still what they were when they were written. One thread at a time.
-class frozen_check {
- public:
-  /// False where the frozen items of this layout were not looked at in the save before.
-  [[nodiscard]] bool comparable(const image_layout& whole) const { return frozen_files(whole) == files_; }
-  /// Looks at them. Why they are not what they were, if that is `asked`; else null. @throws as copy_check
-  [[nodiscard]] std::exception_ptr look(std::shared_ptr<const cached_plan> planned,
-                                        const std::shared_ptr<const image_layout>& whole,
-                                        const source_table& sources, int rank, device_access* devices,
-                                        bool asked, deadline until) {
-    auto files = frozen_files(*whole);
-    if (files.empty()) return nullptr;
-    auto now = detail::make_shared<const copy_check>(
-        std::move(planned), whole, sources, rank, devices, until,
-        [whole](const item_placement& place) { return whole->segments[place.segment].frozen; });
-    auto why =
-        asked && earlier_ != nullptr
-            ? now->compare(*earlier_, error_id::usage_memory_changed,
-                           "an item that is flagged cairn::frozen has changed since it was written: nothing "
-                           "of this save was published, and the next one writes it anew; leave the flag out "
-                           "where training changes the item")
-            : nullptr;
-    earlier_ = std::move(now);
-    files_ = std::move(files);
-    return why;
-  }
-
- private:
-  std::shared_ptr<const copy_check> earlier_;
-  std::vector<linked_file> files_;
 };
 
 }  // namespace detail

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/agreement.hpp>
-#include <cairn/checkpointer/copy_check.hpp>
+#include <cairn/checkpointer/apart_layouts.hpp>
+#include <cairn/checkpointer/copy_checks.hpp>
 #include <cairn/checkpointer/frozen_saves.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
 #include <cairn/checkpointer/save_services.hpp>
 #include <cairn/checkpointer/tier_parts.hpp>
-#include <cairn/checkpointer/unchanged_items.hpp>
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/concepts/any_executor.hpp>
 #include <cairn/concepts/any_stager.hpp>
@@ -40,15 +40,14 @@ namespace detail {
 /// for the jobs of the executor. What it is given by reference outlives it.
 class save_path {
  public:
-  /// `place`: of the storage, for messages. `peers`: null where a rank's save may outlive its process.
-  save_path(const checkpointer_options& options, bool overlapped, bool checked, collectives& group,
-            std::shared_ptr<save_services> services, unfinished_saves& saves, std::string place,
-            any_save_planner planner, any_stager stager, any_executor executor,
-            std::shared_ptr<device_access> devices, owned<tier_saves> held)
+  /// `checks`: of checked{}, `apart`: of link_unchanged; null: not asked for. `place`: of the storage, for messages. `peers`: null where a rank's save may outlive its process.
+  save_path(const checkpointer_options& options, bool overlapped, owned<copy_checks> checks,
+            owned<apart_layouts> apart, collectives& group, std::shared_ptr<save_services> services,
+            unfinished_saves& saves, std::string place, any_save_planner planner, any_stager stager,
+            any_executor executor, std::shared_ptr<device_access> devices, owned<tier_saves> held)
       : options_(options),
         overlapped_(overlapped),
-        checked_(checked),
-        digests_in_copy_(checked || held != nullptr ||
+        digests_in_copy_(checks != nullptr || held != nullptr ||
                          !options.checksum_in_writer.value_or(!overlapped && !executor.runs_in_caller())),
         group_(group),
         services_(std::move(services)),
@@ -57,6 +56,8 @@ class save_path {
         plans_(std::move(planner), options),
         devices_(std::move(devices)),
         stager_(std::move(stager)),
+        checks_(std::move(checks)),
+        apart_(std::move(apart)),
         held_(std::move(held)),
         executor_(std::move(executor)) {}
   ~save_path() { finish_preparation(); }
@@ -241,7 +242,12 @@ class save_path {
     try {
       save.whole = plans_.lay_out(*save.planned, state, group_, services_->writer());
       save.sources = save.planned->sources->sources();
-      if (options_.link_unchanged && held_ == nullptr) set_unchanged_apart(save);
+      if (apart_ != nullptr && held_ == nullptr) {
+        bool changed = false;
+        save.whole = apart_->choose(plans_, *save.planned, save.whole, save.sources, group_.rank(),
+                                    services_->writer(), changed);
+        if (changed) frozen_->forget();
+      }
       saves_.make_room();
       save.progress->on_end(
           [shared = services_, &notes = save.progress->notes(), frozen = frozen_,
@@ -270,16 +276,15 @@ class save_path {
     save.cost.wait_seconds = seconds_since(wait_begin);
     save.layout = save.whole;
     if (held_ == nullptr) {  // the image of a tier is whole
-      if (checked_ && !frozen_check_.comparable(*save.whole)) frozen_->forget();
+      if (checks_ != nullptr && !checks_->comparable(*save.whole)) frozen_->forget();
       // After the wait: the end of an earlier save may have had the files removed that this one would link.
       save.layout = frozen_->choose(save.whole, *save.planned->plan, save.sources, save.context);
     }
     saves_.learn(state, *save.planned->plan, save.layout);
-    std::shared_ptr<const copy_check> check;
-    if (checked_)
-      check = detail::make_shared<const copy_check>(save.planned, save.layout, save.sources, group_.rank(),
-                                                    devices_.get(), deadline::in(options_.timeout));
-    if (checked_ && held_ == nullptr) check_frozen(save);
+    if (checks_ != nullptr)
+      checks_->begin(save.planned, save.layout, save.sources, group_.rank(), devices_.get(),
+                     deadline::in(options_.timeout));
+    if (checks_ != nullptr && held_ == nullptr) check_frozen(save);
     saves_.before_copying(save.planned, save.layout, save.sources);
     const auto stage_begin = deadline::clock::now();
     save.copy_begin = steady_now();
@@ -288,28 +293,13 @@ class save_path {
         stager_.stage(save.layout, save.sources, {.overlapped = overlapped_, .digest = digests_in_copy_},
                       deadline::in(options_.timeout));
     save.cost.stage_seconds = seconds_since(stage_begin);
-    if (check != nullptr) compare_with(check, image, save.progress);
+    if (checks_ != nullptr) checks_->compare_with(image, save.progress, overlapped_);
     return image;
-  }
-  /// Has the files of what stays as it is be apart, as those of frozen items.
-  void set_unchanged_apart(attempt& save) {
-    const auto whole = save.whole;
-    if (!unchanged_.look(save.planned->plan, *whole, save.sources)) frozen_->forget();
-    if (!unchanged_.any()) return;
-    std::vector<bool> marks(save.planned->plan->items.size());
-    for (std::size_t i = 0; i < marks.size(); ++i) marks[i] = unchanged_.unchanged(i);
-    if (apart_ == nullptr || apart_of_ != whole || marks != apart_marks_) {
-      apart_ = plans_.lay_out_apart(*save.planned, group_.rank(), services_->writer(),
-                                    [&](std::size_t i) { return marks[i]; });
-      apart_of_ = whole;
-      apart_marks_ = std::move(marks);
-    }
-    save.whole = apart_;
   }
   /// @throws usage_error (usage_memory_changed) where a frozen item is not what it was
   void check_frozen(const attempt& save) {
-    auto why = frozen_check_.look(save.planned, save.whole, save.sources, group_.rank(), devices_.get(),
-                                  !save.layout->linked.empty(), deadline::in(options_.timeout));
+    auto why = checks_->look_at_frozen(save.planned, save.whole, save.sources, group_.rank(), devices_.get(),
+                                       !save.layout->linked.empty(), deadline::in(options_.timeout));
     if (why == nullptr) return;
     frozen_->forget();
     std::rethrow_exception(why);
@@ -336,19 +326,6 @@ class save_path {
     services_->begun({save.context.step, save.context.attempt});
     saves_.begin(save.progress, image, save.sources);
     if (services_->report().wants_began()) services_->report().began(save_handle(save.progress));
-  }
-  /// Sees to it that what was copied is compared with what was there at save(), before it can be committed.
-  /// @throws what the comparison finds where all is copied already.
-  void compare_with(const std::shared_ptr<const copy_check>& check, staged_image& image,
-                    const std::shared_ptr<save_progress>& progress) const {
-    if (!image.resident()) {
-      image.when_read([check](const staged_image& read) { return check->compare(read); });
-    } else if (overlapped_ && !image.control()->copied()) {
-      progress->before_confirmation([check, image] { return check->compare(image); });
-    } else if (auto why = check->compare(image)) {
-      image = staged_image();
-      std::rethrow_exception(why);
-    }
   }
   /// In a handler.
   save_handle failed(const attempt& save) {
@@ -404,7 +381,6 @@ class save_path {
 
   const checkpointer_options& options_;
   const bool overlapped_;
-  const bool checked_;
   const bool digests_in_copy_;
   collectives& group_;
   std::shared_ptr<save_services> services_;
@@ -412,11 +388,6 @@ class save_path {
   const std::shared_ptr<const save_progress::place_namer> place_of_step_;
   save_plans plans_;
   const std::shared_ptr<frozen_saves> frozen_ = detail::make_shared<frozen_saves>();
-  frozen_check frozen_check_;
-  unchanged_items unchanged_;
-  std::shared_ptr<const image_layout> apart_,
-      apart_of_;  // the layout with what is unchanged apart; the one without
-  std::vector<bool> apart_marks_;
   run_id run_;
   std::shared_ptr<const peer_watch> peers_;
   std::uint64_t save_count_ = 0;
@@ -424,8 +395,10 @@ class save_path {
   background_thread preparation_;
   std::shared_ptr<device_access> devices_;
   any_stager stager_;
-  owned<tier_saves> held_;  // null: no tier
-  any_executor executor_;   // last: its destructor waits for jobs, which use all of the above
+  owned<copy_checks> checks_;   // of checked{}; null: not asked for
+  owned<apart_layouts> apart_;  // of link_unchanged; the same
+  owned<tier_saves> held_;      // null: no tier
+  any_executor executor_;       // last: its destructor waits for jobs, which use all of the above
 };
 
 }  // namespace detail

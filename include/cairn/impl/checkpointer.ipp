@@ -101,7 +101,8 @@ CAIRN_BODY any_planners make_planners_of_one_rank() {
 CAIRN_BODY any_storage make_storage_of_one_rank(any_store store) {
   return any_storage(one_rank_storage<false>(std::move(store)));
 }
-CAIRN_BODY any_storage make_verified_storage_of_one_rank(any_store store) {
+template <class>
+any_storage make_verified_storage_of_one_rank(any_store store) {
   return any_storage(one_rank_storage<true>(std::move(store)));
 }
 CAIRN_BODY any_planners make_default_planners() {
@@ -119,7 +120,8 @@ CAIRN_BODY any_communicator make_default_communicator() {
 CAIRN_BODY any_observer make_default_observer() {
   return any_observer(no_observer());
 }
-CAIRN_BODY any_storage make_default_storage(any_store store, writer_origin origin) {
+template <class>
+any_storage make_default_storage(any_store store, writer_origin origin) {
   return any_storage(default_storage(std::move(store), std::move(origin)));
 }
 CAIRN_BODY engine_owner make_default_engine(any_storage storage) {
@@ -144,6 +146,8 @@ CAIRN_BODY any_writer make_default_writer(std::span<const std::byte> description
 }
 
 #if defined(CAIRN_COMPILED)
+template any_storage make_default_storage<void>(any_store store, writer_origin origin);
+template any_storage make_verified_storage_of_one_rank<void>(any_store store);
 template any_storage default_storage_over(file_store store);
 template any_storage storage_of_one_rank_over(file_store store, any_storage (*make)(any_store));
 #endif

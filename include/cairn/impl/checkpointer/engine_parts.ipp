@@ -49,9 +49,12 @@ class composed_engine final : public engine {
                 tier_ != nullptr ? tier_->loads(services_, group_) : owned<tier_loads>(),
                 parts.group.sharing),
         saves_(options_, parts.overlapped, parts.checked, group_.rank(), services_, devices_),
-        save_path_(options_, parts.overlapped, parts.checked, group_, services_, saves_, place_,
-                   std::move(parts.planners.save), std::move(parts.stager), std::move(parts.executor),
-                   devices_, tier_ != nullptr ? tier_->saves(services_) : owned<tier_saves>()) {
+        save_path_(options_, parts.overlapped,
+                   parts.checked && parts.checks != nullptr ? parts.checks() : owned<copy_checks>(),
+                   options_.link_unchanged && parts.apart != nullptr ? parts.apart() : owned<apart_layouts>(),
+                   group_, services_, saves_, place_, std::move(parts.planners.save), std::move(parts.stager),
+                   std::move(parts.executor), devices_,
+                   tier_ != nullptr ? tier_->saves(services_) : owned<tier_saves>()) {
     if (parts.retaining != nullptr && group_.rank() == 0 && !parts.keep.empty())
       services_->retain_by(parts.retaining(services_, parts.keep));
     const auto bytes = read_once(
