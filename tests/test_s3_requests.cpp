@@ -9,6 +9,7 @@
 #include <cairn/manage/copy.hpp>
 #include <cairn/manage/export_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cairn/stores/s3_store.hpp>
 
