@@ -27,7 +27,7 @@ EXAMPLES = os.path.join(os.path.dirname(HERE), "examples")
 TRAIN = os.path.abspath(sys.argv[1])
 PARTS = sys.argv[2:]
 LIMIT = 240  # seconds; nothing here waits so long unless it is wrong
-SMALL = "--layers 1 --width 32 --heads 2 --context 16"
+SMALL = "--layers 1 --width 32 --heads 2 --context 16 --micro-batches 4"
 ENDLESS = f"{SMALL} --steps 1000000000 --every 5"
 UNSAVED = f"{SMALL} --steps 1000000000 --every 1000000000"  # but when it is asked to stop
 os.environ["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"  # what Open MPI keeps until its end is no leak of ours
@@ -283,43 +283,83 @@ def cancelled_under(proctrack):
 
 # --- torchrun --------------------------------------------------------------------------------------------------------------
 
-def torchrun():
-    found = os.environ.get("CAIRN_TORCHRUN") or shutil.which("torchrun")
-    if not found:
-        return "torchrun missing (pip install torch; CAIRN_TORCHRUN=.../bin/torchrun)"
-    at = os.path.join(os.environ["CAIRN_BOX"], "shared", "torchrun")
-    os.makedirs(at)
-    environment = {"PATH": os.path.dirname(found) + ":" + os.environ["PATH"], "HOSTS": "1", "RANKS_PER_HOST": "2", "FIRST_HOST": "localhost:0",
-                   "PROGRAMS": os.path.dirname(TRAIN), "RUN": at, "CAIRN_JOB_KEY_FILE": at + "/key"}
-    with open(at + "/key", "w", encoding="utf-8") as file:
-        os.chmod(file.name, 0o600)
-        file.write(os.urandom(32).hex())
+class Torchrun:
+    """The example on some hosts, each with two ranks and an agent of torchrun."""
 
-    def start(options):
-        with open(at + "/out", "w", encoding="utf-8") as file:
-            return subprocess.Popen(["bash", EXAMPLES + "/torchrun/train.sh"], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                                    env={**os.environ, **environment, "TRAIN_OPTIONS": options})
+    def __init__(self, hosts):
+        found = os.environ.get("CAIRN_TORCHRUN") or shutil.which("torchrun")
+        if not found:
+            raise LookupError("torchrun missing (pip install torch; CAIRN_TORCHRUN=.../bin/torchrun)")
+        self.hosts, self.bin = hosts, os.path.dirname(found)
+        self.at = tempfile.mkdtemp(dir=os.path.join(os.environ["CAIRN_BOX"], "shared"))
+        self.checkpoints, self.starts = self.at + "/checkpoints", 0
+        with open(self.at + "/key", "w", encoding="utf-8") as file:
+            os.chmod(file.name, 0o600)
+            file.write(os.urandom(32).hex())
 
-    agent = start(ENDLESS)
-    log(at + "/out", STEP)
-    before = until("a checkpoint", lambda: committed(at + "/checkpoints"))[-1]
-    ranks = processes(f"^{TRAIN} ")
-    assert len(ranks) == 2, call("ps", "axf")
-    began = time.monotonic()
-    os.kill(int(ranks[1]), signal.SIGKILL)
-    assert int(log(at + "/out", RESUMED)) >= before
-    print(f"  goes on {time.monotonic() - began:.1f} s after a rank was killed", flush=True)
-    log(at + "/out", STEP, 1 + len(re.findall(STEP, read(at + "/out"), re.MULTILINE)))
-    agent.terminate()
-    step = int(log(at + "/out", SAVED))
-    assert agent.wait(LIMIT) != 0
-    nothing_is_left()
-    assert committed(at + "/checkpoints")[-1] == step
-    agent = start(f"{SMALL} --steps {step + 2} --every 5")
-    assert agent.wait(LIMIT) == 0, read(at + "/out")
-    assert int(log(at + "/out", RESUMED)) == step
-    nothing_is_left()
-    return call(found.replace("torchrun", "python3"), "-c", "import torch; print('torch', torch.__version__)").strip()
+    def out(self):
+        """Of all hosts: rank 0 says where the job is, wherever it runs."""
+        return f"{self.at}/out.{self.starts}"
+
+    def start(self, options=ENDLESS):
+        self.starts += 1
+        return [self.start_agent(host, options) for host in self.hosts]
+
+    def start_agent(self, host, options=ENDLESS):
+        words = {"PATH": self.bin + ":" + os.environ["PATH"], "HOSTS": len(self.hosts), "RANKS_PER_HOST": 2,
+                 "FIRST_HOST": "localhost:0" if len(self.hosts) == 1 else self.hosts[0] + ":29400", "PROGRAMS": os.path.dirname(TRAIN), "RUN": self.at,
+                 "CAIRN_JOB_KEY_FILE": self.at + "/key", "TRAIN_OPTIONS": options}
+        with open(self.out(), "a", encoding="utf-8") as file:
+            return subprocess.Popen([BOX, "on", host, "env", *[f"{name}={value}" for name, value in words.items()], "bash", EXAMPLES + "/torchrun/train.sh"],
+                                    stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+
+    def show_its_files(self, host):
+        """A host has a /tmp of its own, in which torchrun may lie."""
+        top = os.path.dirname(self.bin)
+        if top.startswith("/tmp/"):
+            there = os.environ["CAIRN_BOX"] + "/torch"
+            if not os.path.exists(there):
+                os.mkdir(there)
+                call("mount", "--rbind", top, there)
+            box("power-off", host)
+            box("boot", host)
+            box("on", host, "sh", "-c", 'mkdir -p "$1" && mount --rbind "$0" "$1"', there, top)
+
+    def version(self):
+        return call(self.bin + "/python3", "-c", "import torch; print('torch', torch.__version__)").strip()
+
+
+def torchrun(*hosts):
+    def part():
+        try:
+            run = Torchrun(hosts)
+        except LookupError as why:
+            return why
+        for host in hosts:
+            run.show_its_files(host)
+        agents = run.start()
+        log(run.out(), STEP)
+        before = until("a checkpoint", lambda: committed(run.checkpoints))[-1]
+        ranks = processes(f"^{TRAIN} ")
+        assert len(ranks) == 2 * len(hosts), call("ps", "axf")
+        began = time.monotonic()
+        os.kill(int(ranks[-1]), signal.SIGKILL)
+        assert int(log(run.out(), RESUMED)) >= before
+        print(f"  goes on {time.monotonic() - began:.1f} s after a rank was killed", flush=True)
+        log(run.out(), STEP, 1 + len(re.findall(STEP, read(run.out()), re.MULTILINE)))
+        for process in processes("torchrun --nnodes"):
+            os.kill(int(process), signal.SIGTERM)
+        step = int(log(run.out(), SAVED))
+        assert all(agent.wait(LIMIT) != 0 for agent in agents)
+        nothing_is_left()
+        assert committed(run.checkpoints)[-1] == step
+        agents = run.start(f"{SMALL} --steps {step + 2} --every 5")
+        assert [agent.wait(LIMIT) for agent in agents] == [0] * len(hosts), read(run.out())
+        assert int(log(run.out(), RESUMED)) == step
+        nothing_is_left()
+        return run.version()
+    part.__name__ = f"torchrun_{len(hosts)}"
+    return part
 
 
 # --- systemd ---------------------------------------------------------------------------------------------------------------
@@ -369,7 +409,7 @@ def systemd():
     return call("systemd-analyze", "--version").split("\n", maxsplit=1)[0]
 
 
-ALL = [systemd, torchrun, slurm_time_limit, slurm_time_is_over, slurm_preemption, slurm_node_off, slurm_array, slurm_mpi,
+ALL = [systemd, torchrun("h1"), torchrun("h1", "h2"), slurm_time_limit, slurm_time_is_over, slurm_preemption, slurm_node_off, slurm_array, slurm_mpi,
        *map(cancelled_under, ("linuxproc", "pgid", "cgroup"))]
 
 
