@@ -183,9 +183,8 @@ TEST_CASE("ten thousand ranks are divided") {
 // --- Blocks
 
 TEST_CASE("the table of an image") {
-  std::mt19937_64 random(11);
   redundancy_bytes image(3'500'000);
-  for (auto& b : image) b = static_cast<std::byte>(random());
+  cairn_test::fill_random(image, 11);
   const auto table = detail::blocks_of(image);
   CHECK(table.bytes() == image.size());
   CHECK(table.blocks() == 4);

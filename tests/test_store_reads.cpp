@@ -8,6 +8,7 @@
 
 #include "support/cached_file_system.hpp"
 #include "support/faulty_file_system.hpp"
+#include "support/random_bytes.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <doctest/doctest.h>
@@ -38,9 +39,8 @@ using manner = file_fault::manner;
 constexpr std::size_t object_bytes = (std::size_t{3} << 20) + 1234;
 
 std::vector<std::byte> random_bytes(std::size_t count) {
-  std::mt19937_64 random(11);
   std::vector<std::byte> bytes(count);
-  for (auto& b : bytes) b = static_cast<std::byte>(random());
+  cairn_test::fill_random(bytes, 11);
   return bytes;
 }
 

@@ -5,6 +5,7 @@
 #include <cairn/system/deadline.hpp>
 
 #include <doctest/doctest.h>
+#include <support/random_bytes.hpp>
 #include <support/stager_conformance.hpp>
 
 #include <algorithm>
@@ -47,8 +48,7 @@ void device_semantics() {
     explicit buffers(std::uint64_t size) : host(cairn::heap_memory{}.allocate(size)), content(size) {
       REQUIRE(R::allocate(device, size) == R::success);
       REQUIRE(R::pin(host.bytes().data(), host.bytes().size()) == R::success);
-      std::mt19937 random(7);
-      for (auto& b : content) b = static_cast<std::byte>(random());
+      fill_random(content, 7);
       Hooks::upload(device, content.data(), size);
     }
     ~buffers() {
@@ -155,8 +155,7 @@ void device_semantics() {
       if (status == R::unsupported) break;
       good(status);
       const auto until = soon();
-      while (word->load(std::memory_order_acquire) != i && !until.passed()) {
-      }
+      while (word->load(std::memory_order_acquire) != i && !until.passed()) std::this_thread::yield();
       CHECK(m.arrived());
     }
     Hooks::synchronize();

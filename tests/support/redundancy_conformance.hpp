@@ -5,6 +5,7 @@
 #include <cairn/system/error.hpp>
 
 #include <doctest/doctest.h>
+#include <support/random_bytes.hpp>
 #include <support/rounds.hpp>
 
 #include <algorithm>
@@ -65,7 +66,7 @@ inline kept_set make_kept_set(const std::vector<std::uint64_t>& bytes, std::mt19
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     made.members.push_back({.rank = static_cast<std::int32_t>(100 + 7 * i), .bytes = bytes[i]});
     redundancy_bytes image(static_cast<std::size_t>(bytes[i]));
-    for (auto& b : image) b = static_cast<std::byte>(random());
+    fill_random(image, random());
     made.images.push_back(std::move(image));
   }
   return made;
