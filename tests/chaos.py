@@ -29,6 +29,7 @@ HOSTS = ["h1", "h2", "h3"]
 STORE = "h4"
 STEP = re.compile(r"^step +(\d+)  loss")
 STOPPED = 75  # the status of a rank that saved because it was asked to stop
+FAULTS = ["lose_host", "freeze_host", "cut_host", "kill_rank", "kill_worker", "slow_store", "lose_store"]
 PARTS = ("detect", "end", "start", "agree and read", "first step")
 
 
@@ -39,7 +40,7 @@ class Supervisor:
         self.options, self.random = options, random.Random(options.seed)
         self.shared = os.environ["CAIRN_BOX"] + "/shared"
         self.out, self.job, self.losses, self.best, self.starts, self.twice = {}, None, {}, 0, 0, 0
-        self.faults, self.later, self.ended_jobs = [], [], []
+        self.faults, self.later = [], []
         address = box("s3", STORE, self.shared + "/helper_s3_server", "--all-addresses", "--access-key=A", "--secret-key=S",
                       "--bucket=bucket").split()[-1]
         self.url = f"s3://bucket/run?endpoint=http://{address}"
@@ -58,6 +59,11 @@ class Supervisor:
                        [*self.shape(), "--store", self.url, "--steps", "1000000", "--every", "1", "--timeout", "10", "--lost-after", "3",
                         "--tier", "/dev/shm/tier", "--persist", "10", "--partner-copies", "1", "--losses", self.losses_file],
                        environment=self.environment)
+
+    def keep_log(self, job):
+        if self.options.logs:
+            with open(os.path.join(self.options.logs, f"start-{self.starts}.log"), "w", encoding="utf-8") as file:
+                file.writelines(f"{when - self.begun:9.3f} {line}\n" for when, line in job.lines)
 
     def take_losses(self):
         """Of the start that has ended."""
@@ -88,7 +94,7 @@ class Supervisor:
         # Whom the ranks name has left the job, whatever the supervisor believes of its host.
         job.kill(without=[host for host, state in self.out.items() if state != "cut"])
         self.take_losses()
-        self.ended_jobs.append(job)
+        self.keep_log(job)
         ended = time.monotonic()
         last = max(job.last_step(), 0)
         last_moment = max([when for when, line in job.lines if STEP.match(line)], default=fault["at"])
@@ -128,6 +134,8 @@ class Supervisor:
         while not job.ended() and time.monotonic() < until:
             time.sleep(0.05)
         self.restart(fault, "a host came back")
+        for each in self.faults:  # one that was about to end the job
+            each["ends"] = False
 
     def failed(self):
         """The line of a rank that gave up, if the job is failing."""
@@ -170,17 +178,21 @@ class Supervisor:
 
     def cut_host(self, fault):
         host = self.random.choice(HOSTS)
-        fault["what"] = f"{host} is cut off from the other ranks for 20 s"
-        self.out[host] = "cut"
         others = [other for other in HOSTS if other != host]
-        for other in others:
-            box("cut", host, other)
-            box("cut", other, host)
+        how = self.random.choice(["the others", "one host", "one host, which it still reaches,"])
+        if how != "the others":
+            others = [self.random.choice(others)]
+        fault["what"] = f"{host} no longer hears {how} for 20 s"
+        self.out[host] = "cut"
+        cuts = [pair for other in others for pair in ((host, other), (other, host))]
+        if "reaches" in how:
+            cuts = cuts[:1]
+        for pair in cuts:
+            box("cut", *pair)
 
         def mend():
-            for other in others:
-                box("mend", host, other)
-                box("mend", other, host)
+            for pair in cuts:
+                box("mend", *pair)
         self.after(20, self.back(host, mend, fault))
 
     def kill_rank(self, fault):
@@ -219,8 +231,8 @@ class Supervisor:
         self.say(f"{undisturbed:.2f} steps a second without faults")
         begin, first = time.monotonic(), self.job.last_step()
         next_fault, end = begin, begin + options.minutes * 60
-        single = [self.kill_rank, self.kill_worker, self.slow_store, self.lose_store]
-        kinds = [self.lose_host, self.freeze_host, self.cut_host, *single]
+        kinds = [getattr(self, name) for name in options.faults]
+        single = [kind for kind in kinds if kind not in (self.lose_host, self.freeze_host, self.cut_host)]
         while time.monotonic() < end or self.later or self.out:
             now = time.monotonic()
             for each in [each for each in self.later if each[0] <= now]:
@@ -229,6 +241,8 @@ class Supervisor:
             if now >= next_fault and now < end:
                 next_fault += options.every
                 fault = {"at": time.monotonic()}
+                if self.out and not single:
+                    continue
                 kind = self.random.choice(single if self.out else kinds)
                 fault["ends"] = kind in (self.lose_host, self.freeze_host, self.cut_host, self.kill_rank)
                 kind(fault)
@@ -248,6 +262,7 @@ class Supervisor:
         for host in HOSTS:
             signal_on(host, "TERM", "^[^ ]*train_gpt ")
         statuses = self.job.wait(60)
+        self.keep_log(self.job)
         self.take_losses()
         assert set(statuses) == {STOPPED}, (statuses, self.job.text()[-3000:])
         return self.figures(undisturbed, finish - begin, last - first)
@@ -292,6 +307,8 @@ def main():
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--every", type=float, default=30, help="seconds between faults")
     parser.add_argument("--undisturbed", type=float, default=30, help="seconds without faults at the beginning, for the comparison")
+    parser.add_argument("--logs", help="a directory for what each start of the ranks printed, with its times")
+    parser.add_argument("--faults", nargs="+", default=FAULTS, choices=FAULTS)
     parser.add_argument("--width", type=int, default=64, help="of the model: what a step costs")
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "release"), help="where the programs are")
     options = parser.parse_args()
@@ -308,8 +325,8 @@ def main():
         shutil.copy(os.path.join(options.build, program), shared)
     supervisor = Supervisor(options)
     figures = supervisor.run()
-    supervisor.check()
     print("\n".join(f"  {name}: {value}" for name, value in figures.items()), flush=True)
+    supervisor.check()
     path = os.environ.get("CAIRN_TEST_FIGURES")
     if path:
         with open(path, "a", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# optimised
+# slow
 # needs: train_gpt helper_s3_server verify
 # timeout: 1800
 """test_hosts.py with all ways to start ranks, all stores, and with and without tiers; NFS by instances, each a kernel of its own.

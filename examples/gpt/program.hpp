@@ -178,8 +178,10 @@ std::uint64_t train(const run_options& options, group& others, typename Platform
   if (const auto newest = resume<Platform>(checkpointer, state, options.checkpoints)) {
     step = static_cast<std::uint64_t>(*newest);
     state.restored(step);
-    if (journal)
+    if (journal) {
       std::printf("resumed from the checkpoint of step %llu\n", static_cast<unsigned long long>(step));
+      std::fflush(stdout);
+    }
   }
 
   std::uint64_t saved = 0;  // the step of a save whose whole stall is not known yet; 0: none
