@@ -186,6 +186,35 @@ TEST_CASE("frozen items in a bucket are copied by the service: the trainer sends
   CHECK(learnt == adapter);
 }
 
+TEST_CASE("who follows a run in a bucket asks for what is newer, however much is there") {
+  s3::server server{s3::quick_server()};
+  auto store = store_at(s3::own_bucket_at(server.endpoint()));
+  std::vector<float> weights(100, 1);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {100});
+  const cairn::checkpointer_options quiet{.quiet = true};
+  cairn::checkpointer trainer{store, quiet};
+  for (const std::int64_t step : {1, 2, 3}) trainer.save(state, step).wait();
+  // As many files as a thousand ranks leave.
+  for (int i = 0; i < 1'100; ++i)
+    server.objects().put_behind_the_back("bucket",
+                                         "step-00000001/rank-" + std::to_string(10'000 + i) + ".other", "");
+  cairn::checkpointer ckpt{store, quiet};
+  int looks = 0;
+  auto steps = ckpt.follow({.after = 3, .stop = [&] { return ++looks == 1; }});
+  server.clear_journal();
+  CHECK(ckpt.list().size() == 3);
+  CHECK(server.count("ListObjectsV2") > 1);  // all of them come in several pages
+  server.clear_journal();
+  CHECK(!steps.next());
+  CHECK(steps.why() == cairn::follow_end::stopped);
+  CHECK(server.count("ListObjectsV2") == 1);
+  trainer.save(state, 4).wait();
+  CHECK(steps.next() == 4);
+  trainer.remove(4);
+  CHECK(steps.next() == 3);  // the run went back
+}
+
 TEST_CASE("an object of another length than create() was given is written nevertheless") {
   s3::server server{s3::quick_server()};
   auto store = store_at(s3::own_bucket_at(server.endpoint()));

@@ -91,7 +91,8 @@ static_assert(cairn::FindsWritingRank<real_writer> && cairn::TestsStore<real_wri
               cairn::LocatesCheckpoints<real_writer> && cairn::ReportsReaders<real_writer> &&
               cairn::PinsCheckpoints<real_writer> && cairn::RemovesAttempts<real_writer>);
 static_assert(cairn::GatedReader<real_reader> && cairn::SharingReader<real_reader> &&
-              cairn::ReportsRuns<real_reader> && cairn::ComparesBlocks<real_reader>);
+              cairn::ReportsRuns<real_reader> && cairn::ComparesBlocks<real_reader> &&
+              cairn::ListsFrom<real_reader> && !cairn::ListsFrom<storage_reader_archetype>);
 static_assert(
     !cairn::AnnouncesSaves<storage_writer_archetype> && !cairn::ReportsLiveSaves<storage_writer_archetype> &&
     !cairn::LocatesCheckpoints<storage_writer_archetype> &&

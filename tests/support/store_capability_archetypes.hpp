@@ -143,6 +143,13 @@ struct not_sharing_archetype : sharing_archetype {
   bool shares() & { return false; }
 };
 
+struct listing_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  std::vector<std::string> keys_after(std::string_view, std::string_view after) & {
+    return {std::string(after) + "more"};
+  }
+};
+
 struct linking_archetype : extended_archetype {
   explicit linking_archetype(const cairn::memory_store& store) : extended_archetype(store), objects(store) {}
   void link(std::string_view from, std::string_view to) & { objects.link(from, to); }
@@ -219,6 +226,7 @@ static_assert(cairn::AnnouncesWriters<announcing_archetype> &&
               cairn::AnnouncingObjectWriter<announcing_archetype::writer>);
 static_assert(cairn::LockedObjectWriter<locked_writer> && cairn::CountsHelperCpu<counting_writer>);
 static_assert(cairn::SharedStore<sharing_archetype> && cairn::MayShare<not_sharing_archetype>);
+static_assert(cairn::ListsKeysAfter<listing_archetype> && !cairn::ListsKeysAfter<linking_archetype>);
 static_assert(cairn::LinksObjects<linking_archetype> && !cairn::MayLink<linking_archetype> &&
               cairn::MayLink<not_linking_archetype>);
 static_assert(cairn::LinksUntil<hanging_link_archetype> && !cairn::LinksUntil<linking_archetype>);

@@ -54,6 +54,8 @@ class any_reader {
 
   // See StorageReader.
   [[nodiscard]] std::vector<std::int64_t> list();
+  /// See ListsFrom; also smaller steps where the reader has none.
+  [[nodiscard]] std::vector<std::int64_t> list_from(std::int64_t step);
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step);
   [[nodiscard]] any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest);
   /// @throws also usage_error (usage_bad_option) for a checkpoint that another reader opened.
@@ -81,6 +83,7 @@ class any_reader {
   struct face {
     virtual ~face() = default;
     virtual std::vector<std::int64_t> list() = 0;
+    virtual std::vector<std::int64_t> list_from(std::int64_t step) = 0;
     virtual std::vector<std::byte> fetch(std::int64_t step) = 0;
     virtual any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest) = 0;
     virtual std::uint64_t read(any_checkpoint::face& checkpoint, const state_dict& state,
@@ -119,6 +122,12 @@ class any_reader {
       return static_cast<checkpoint_of<R>&>(checkpoint).opened;
     }
     std::vector<std::int64_t> list() override { return reader.list(); }
+    std::vector<std::int64_t> list_from([[maybe_unused]] std::int64_t step) override {
+      if constexpr (ListsFrom<R>)
+        return reader.list_from(step);
+      else
+        return reader.list();
+    }
     std::vector<std::byte> fetch(std::int64_t step) override { return reader.fetch(step); }
     any_checkpoint open(std::int64_t step, std::span<const std::byte> manifest) override {
       return any_checkpoint(

@@ -72,6 +72,8 @@ struct store_face {
   virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
   virtual std::vector<listed_object> list(std::string_view prefix) = 0;
   virtual std::vector<std::string> keys(std::string_view prefix, std::size_t parts) = 0;
+  virtual std::optional<std::vector<std::string>> keys_after(std::string_view prefix,
+                                                             std::string_view after) = 0;
   virtual void remove(std::string_view key) = 0;
   virtual bool remove_if(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
@@ -218,6 +220,13 @@ struct store_model final : store_face {
   std::vector<listed_object> list(std::string_view prefix) override { return store.list(prefix); }
   std::vector<std::string> keys(std::string_view prefix, std::size_t parts) override {
     return list_keys(store, prefix, parts);
+  }
+  std::optional<std::vector<std::string>> keys_after([[maybe_unused]] std::string_view prefix,
+                                                     [[maybe_unused]] std::string_view after) override {
+    if constexpr (ListsKeysAfter<S>)
+      return store.keys_after(prefix, after);
+    else
+      return std::nullopt;
   }
   void remove(std::string_view key) override { store.remove(key); }
   bool remove_if(std::string_view key, std::span<const std::byte> bytes) override {

@@ -195,6 +195,14 @@ template <ByteStore S>
 }
 }  // namespace detail
 
+/// A ByteStore that lists the keys behind one at the cost of these alone, such as object storage.
+///
+/// - `keys_after(prefix, after)`: returns the keys of list(prefix) that are greater than `after`, in the same order.
+template <class S>
+concept ListsKeysAfter = ByteStore<S> && requires(S& s, std::string_view prefix, std::string_view after) {
+  { s.keys_after(prefix, after) } -> std::same_as<std::vector<std::string>>;
+};
+
 /// A ByteStore that compares and removes in one step, so that a caller never removes an object that
 /// somebody else put under the key in between.
 ///

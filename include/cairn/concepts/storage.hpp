@@ -304,6 +304,14 @@ concept WatchesCheckpoints = StorageReader<R> && requires(R& r) {
   { r.watch() } -> std::same_as<std::unique_ptr<change_watch>>;
 };
 
+/// A StorageReader that lists the newest checkpoints without listing all.
+///
+/// - `list_from(step)`: returns what list() would, without the steps below this one.
+template <class R>
+concept ListsFrom = StorageReader<R> && requires(R& r, std::int64_t step) {
+  { r.list_from(step) } -> std::same_as<std::vector<std::int64_t>>;
+};
+
 /// A StorageReader that knows which run committed a checkpoint.
 ///
 /// - `run_of(step)`: returns that run. Throws what fetch() and open() throw.

@@ -55,6 +55,8 @@ class safetensors_reader {
   [[nodiscard]] const any_store& store() const noexcept { return store_; }
 
   [[nodiscard]] std::vector<std::int64_t> list();
+  /// See ListsFrom.
+  [[nodiscard]] std::vector<std::int64_t> list_from(std::int64_t step);
 
   [[nodiscard]] std::vector<std::byte> fetch(std::int64_t step);
 

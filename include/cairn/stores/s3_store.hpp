@@ -133,6 +133,8 @@ class s3_store {
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix);
   /// See ListsKeys: large directories that hold only longer keys cost nothing.
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts);
+  /// See ListsKeysAfter: a request for each 1000 of these keys.
+  [[nodiscard]] std::vector<std::string> keys_after(std::string_view prefix, std::string_view after);
 
   /// See LinksObjects: the service copies the object itself, in parts of 64 MiB and more, several at once; no byte goes
   /// through this process, unless the service knows no such copies. Costs a request for each part and five more. See
@@ -187,7 +189,7 @@ class s3_store {
   std::shared_ptr<detail::s3_bucket> bucket_;
 };
 
-static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store>);
+static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store> && ListsKeysAfter<s3_store>);
 static_assert(SelfTestingStore<s3_store> && SizesReads<s3_store> && OffersReadSessions<s3_store>);
 static_assert(DeadlineObjectWriter<s3_store::object_writer>);
 static_assert(Portable<s3_store> && MayLink<s3_store>);

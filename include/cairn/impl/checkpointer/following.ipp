@@ -48,7 +48,8 @@ CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& r
     bool alive = true;
     const auto silent = clock::now() - *f.last_commit;
     try {
-      const auto steps = reader.list();
+      auto steps = reader.list_from(f.last);
+      if (steps.empty() && f.last >= 0) steps = reader.list();  // it was removed
       if (!steps.empty() && steps.back() != f.last) {
         const auto now = clock::now();
         if (f.last != f.options.after) f.interval = now - *f.last_commit;

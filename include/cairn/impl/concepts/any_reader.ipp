@@ -17,6 +17,9 @@
 namespace cairn {
 inline namespace v1 {
 
+CAIRN_BODY std::vector<std::int64_t> any_reader::list_from(std::int64_t step) {
+  return face_->list_from(step);
+}
 CAIRN_BODY std::vector<std::int64_t> any_reader::list() {
   return face_->list();
 }

@@ -118,6 +118,10 @@ CAIRN_BODY void any_store::discard(std::string_view key) const {
 CAIRN_BODY std::optional<space_left> any_store::free_space() const {
   return face_->free_space();
 }
+CAIRN_BODY std::optional<std::vector<std::string>> any_store::keys_after(std::string_view prefix,
+                                                                         std::string_view after) const {
+  return face_->keys_after(prefix, after);
+}
 CAIRN_BODY std::vector<std::string> any_store::keys(std::string_view prefix, std::size_t parts) const {
   return face_->keys(prefix, parts);
 }

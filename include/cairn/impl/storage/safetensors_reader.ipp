@@ -59,6 +59,10 @@ CAIRN_BODY std::vector<std::int64_t> safetensors_reader::list() {
   return checkpoint_catalog(store_).list();
 }
 
+CAIRN_BODY std::vector<std::int64_t> safetensors_reader::list_from(std::int64_t step) {
+  return checkpoint_catalog(store_).list_from(step);
+}
+
 CAIRN_BODY std::vector<std::byte> safetensors_reader::fetch(std::int64_t step) {
   const auto key = manifest_key(step);
   auto bytes = store_.read_all(key, detail::max_manifest_bytes);

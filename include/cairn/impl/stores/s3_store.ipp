@@ -177,6 +177,21 @@ CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix, st
   return found;
 }
 
+CAIRN_BODY std::vector<std::string> s3_store::keys_after(std::string_view prefix, std::string_view after) {
+  const auto full = full_prefix(prefix);
+  const auto own = bucket_->client.options().prefix.size();
+  std::vector<std::string> keys;
+  for (const auto& o : bucket_->list_after(full, bucket_->client.options().prefix + std::string(after))) {
+    auto key = o.key.substr(own);
+    // A service may not know where to begin.
+    if (key > after && valid_key(key) && !key.starts_with(detail::s3_bucket::probe_prefix))
+      keys.push_back(std::move(key));
+  }
+  detail::sort(keys);
+  detail::erase_repeated(keys);
+  return keys;
+}
+
 CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to, deadline until) {
   const auto source_key = full_key(from), key = full_key(to);
   const auto source = bucket_->client.head(source_key);

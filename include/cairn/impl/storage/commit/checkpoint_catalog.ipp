@@ -41,6 +41,20 @@ CAIRN_BODY std::vector<std::int64_t> checkpoint_catalog::list() const {
   return objects_.committed_among(store_.keys("step-", 2));
 }
 
+CAIRN_BODY std::vector<std::int64_t> checkpoint_catalog::list_from(std::int64_t step) const {
+  constexpr std::int64_t order_ends =
+      10'000'000;  // then numbers of nine digits may sort before those of eight
+  if (step >= 0 && step < order_ends)
+    if (const auto keys = store_.innermost().keys_after("step-", step_directory(step) + "/~")) {
+      auto found = objects_.committed_among(*keys);
+      if (store_.size(manifest_key(step))) found.insert(found.begin(), step);
+      return found;
+    }
+  auto found = list();
+  detail::erase_if(found, [&](auto s) { return s < step; });
+  return found;
+}
+
 CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   std::optional<std::uint64_t> removed;  // the attempt whose checkpoint it was
   if (const auto bytes = manifest_bytes(step)) {

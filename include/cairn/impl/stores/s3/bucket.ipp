@@ -108,10 +108,11 @@ CAIRN_BODY bool s3_bucket::lives(const std::string& id) {
 
 CAIRN_BODY std::string s3_bucket::add_page(const std::string& prefix, const std::string& token,
                                            bool by_directory, std::vector<listed_object>& found,
-                                           std::vector<std::string>& directories) {
+                                           std::vector<std::string>& directories, const std::string& after) {
   s3_request r{.method = "GET"};
   r.query = {{"list-type", "2"}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-keys", "1000"}};
   if (by_directory) r.query.emplace_back("delimiter", "/");
+  if (!after.empty()) r.query.emplace_back("start-after", after);
   if (!token.empty()) r.query.emplace_back("continuation-token", token);
   const auto page = ask(std::move(r), "ListBucketResult", "listing of the bucket");
   const bool encoded = page.text_of("EncodingType") == "url";
@@ -133,6 +134,18 @@ CAIRN_BODY std::string s3_bucket::add_page(const std::string& prefix, const std:
   auto next = std::string(page.text_of("NextContinuationToken"));
   if (next.empty()) fail_answer("a listing that never ends");
   return next;
+}
+
+CAIRN_BODY std::vector<listed_object> s3_bucket::list_after(const std::string& prefix,
+                                                            const std::string& after) {
+  std::vector<listed_object> found;
+  std::vector<std::string> none;
+  std::set<std::string> seen;
+  for (std::string token;;) {
+    token = add_page(prefix, token, false, found, none, after);
+    if (token.empty()) return found;
+    if (!seen.insert(token).second) fail_answer("a listing that never ends");
+  }
 }
 
 CAIRN_BODY std::vector<listed_object> s3_bucket::list(const std::string& prefix, std::size_t deeper) {
