@@ -129,16 +129,16 @@ endif()
 # With any compiler: programs link cairn::compiled, and parse contracts alone.
 option(CAIRN_COMPILED_PROGRAMS "Link tests and examples with cairn::compiled" OFF)
 
-# cairn_precompiled(NAME [AFTER BASE] [LINKS TARGET...]): the target NAME gives cmake/NAME.hpp to the programs that link it; AFTER
-# another one, what that has is not compiled again.
+# cairn_precompiled(NAME [AFTER BASE] [LINKS TARGET...] [OPTIONS OPTION...]): the target NAME gives cmake/NAME.hpp to the programs
+# that link it, which have these options as well; AFTER another one, what that has is not compiled again.
 function(cairn_precompiled name)
-  cmake_parse_arguments(PARSE_ARGV 1 pch "" "AFTER" "LINKS")
+  cmake_parse_arguments(PARSE_ARGV 1 pch "" "AFTER" "LINKS;OPTIONS")
   set(path "${CMAKE_CURRENT_BINARY_DIR}/${name}")
   file(CONFIGURE OUTPUT "${path}.cpp" CONTENT "#include <@name@.hpp>\n" @ONLY)
   add_library(${name}_header OBJECT "${path}.cpp")
-  target_include_directories(${name}_header PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/cmake")
+  target_include_directories(${name}_header PRIVATE "${PROJECT_SOURCE_DIR}/cmake")
   target_link_libraries(${name}_header PRIVATE cairn::cairn cairn_warnings ${pch_AFTER} ${pch_LINKS})
-  target_compile_options(${name}_header PRIVATE -fpch-instantiate-templates -fpch-codegen
+  target_compile_options(${name}_header PRIVATE ${pch_OPTIONS} -fpch-instantiate-templates -fpch-codegen
     "SHELL:-Xclang -fno-pch-timestamp" "SHELL:-x c++-header")  # the same file in each build of the same headers: for ccache
   set_target_properties(${name}_header PROPERTIES CXX_EXTENSIONS OFF CXX_COMPILER_LAUNCHER "")
   string(TOUPPER "${CMAKE_BUILD_TYPE}" config)
@@ -147,8 +147,8 @@ function(cairn_precompiled name)
     COMMAND "${CMAKE_COMMAND}" -E create_symlink "$<TARGET_OBJECTS:${name}_header>" "${path}.pch"
     DEPENDS "$<TARGET_OBJECTS:${name}_header>" VERBATIM)
   add_custom_command(OUTPUT "${path}.o"
-    COMMAND "${CMAKE_CXX_COMPILER}" ${flags} ${cairn_profiled} -std=c++20 -Wno-unused-command-line-argument -fpch-codegen -c "${path}.pch" -o "${path}.o"
-    DEPENDS "${path}.pch" "$<TARGET_OBJECTS:${name}_header>" VERBATIM)
+    COMMAND "${CMAKE_CXX_COMPILER}" ${flags} ${cairn_profiled} ${pch_OPTIONS} -std=c++20 -Wno-unused-command-line-argument -fpch-codegen -c "${path}.pch" -o "${path}.o"
+    DEPENDS "${path}.pch" "$<TARGET_OBJECTS:${name}_header>" WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" VERBATIM)
   add_custom_target(${name}_pch DEPENDS "${path}.pch")
   add_custom_target(${name}_object DEPENDS "${path}.o")
   add_library(${name} INTERFACE)

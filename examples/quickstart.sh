@@ -69,7 +69,7 @@ packages=(g++ cmake ninja-build ccache pkg-config libxxhash-dev rapidjson-dev li
 install_missing "${packages[@]}"
 
 say "build train_gpt, evaluate, inspect and verify in build/quickstart (the first time: a minute or two)"
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 [ -n "${HOME:-}" ] || export CCACHE_DIR=$root/build/ccache
 # A moved clone leaves a cache that cannot be used.
 if [ -f "$build/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$build/CMakeCache.txt"; then

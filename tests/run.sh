@@ -11,7 +11,8 @@ usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--job
 
   (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer (clang), each fuzz target with the same
               inputs each time, the threaded ones under ThreadSanitizer
-              (clang), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format. About 17 minutes on 2 cores from a fresh clone.
+              (clang), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format.
+              Fifteen to twenty minutes on 2 cores from a fresh clone.
   --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
   --full      everything on g++ and clang, with every sanitizer, the slow tests, and ten times as many random cases. Up to an hour on 2 cores.
   --soak [MINUTES]
@@ -168,8 +169,8 @@ end_phase
 
 # --- Builds and their tests --------------------------------------------------------------------------------------------
 
-# The same objects serve every clone on this machine.
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+# The same objects serve every clone on this machine; what is not in the cache is preprocessed once, by the compiler.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 # It serves what is compiled with a precompiled header (CAIRN_PRECOMPILE), too; cairn's programs have no __TIME__ in them.
 export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:+$CCACHE_SLOPPINESS,}pch_defines,time_macros
 [ -n "${HOME:-}" ] || export CCACHE_DIR=$root/build/ccache
