@@ -31,6 +31,7 @@
 #include <atomic>
 #include <barrier>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <exception>
@@ -554,8 +555,7 @@ void agree(cairn_bench::report& report, int ranks) {
     cairn::safetensors_storage storage{store};
     auto services = std::make_shared<cairn::detail::save_services>(
         cairn::any_writer(storage.writer()), cairn::any_reader(storage.reader()),
-        cairn::any_observer(cairn::no_observer{}), rank, cairn::checkpointer_options{.quiet = true},
-        cairn::retention_policy{});
+        cairn::any_observer(cairn::no_observer{}), rank, cairn::checkpointer_options{.quiet = true});
     cairn::detail::spread_recovery recovery(std::make_shared<told_tier>(rank, ranks), nullptr, services,
                                             ranks_of);
     all.arrive_and_wait();
@@ -576,7 +576,8 @@ void agree(cairn_bench::report& report, int ranks) {
                      ranks == 1024 ? cairn_bench::at_most(1) : cairn_bench::goal{});
   report.add(name + "rank_0", processor[0], "s");
   report.add(name + "others", all_ranks, "s");
-  report.add(name + "messages_of_rank_0", messages[0], "1");
+  report.add_against(name + "messages_of_rank_0", samples({messages[0]}), "1",
+                     std::ceil(std::log2(static_cast<double>(ranks))), cairn_bench::at_most(1));
   report.add(name + "messages_of_others", samples(messages), "1");
   report.add(name + "bytes_of_rank_0", sent[0], "B");
 }
