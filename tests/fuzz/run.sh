@@ -57,6 +57,9 @@ done
 program=$(realpath "$program")
 kept=$(dirname "$program")/fuzz
 
+# As for the tests: to keep a mebibyte of the stack frames of each size that functions left took two thirds of the time.
+export ASAN_OPTIONS=max_uar_stack_size_log=16:${ASAN_OPTIONS:-}
+
 fuzz_one() {
   local target=$1 found=$kept/$1 log=$kept/$1.log status=0 begun=$SECONDS again
   mkdir -p "$found" || return 1
