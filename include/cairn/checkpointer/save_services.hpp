@@ -66,8 +66,9 @@ class save_services {
   }
   /// Its own lease on a step does not keep this run from removing it.
   void give_base_back(std::int64_t step) noexcept {
+    checkpoint_lease ended;
     const std::lock_guard lock(mutex_);
-    if (base_lease_.held() && base_lease_.step() == step) base_lease_.release();
+    if (base_lease_.held() && base_lease_.step() == step) ended = std::move(base_lease_);
   }
   /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
   /// process may not write, which is told once; anything else, too, if `reading`: loads go on without.
@@ -134,7 +135,9 @@ class save_services {
 
  private:
   void hold_base(checkpoint_lease next) noexcept {
+    checkpoint_lease ended;  // outside of the lock: it may take a request
     const std::lock_guard lock(mutex_);
+    ended = std::move(base_lease_);
     base_lease_ = std::move(next);
   }
   /// A save that goes to no store is held by this rank.
