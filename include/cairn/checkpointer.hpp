@@ -4,6 +4,8 @@
 #include <cairn/checkpointer/composition.hpp>
 #include <cairn/checkpointer/default_types.hpp>
 #include <cairn/checkpointer/engine_parts.hpp>
+#include <cairn/checkpointer/make_retaining.hpp>
+#include <cairn/checkpointer/make_tier_parts.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/system/shared.hpp>
 

@@ -28,11 +28,11 @@
 #include <cairn/impl/checkpointer/following.ipp>
 #include <cairn/impl/checkpointer/group_parts.ipp>
 #include <cairn/impl/checkpointer/item_reading.ipp>
+#include <cairn/impl/checkpointer/make_retaining.ipp>
+#include <cairn/impl/checkpointer/make_tier_parts.ipp>
 #include <cairn/impl/checkpointer/rebuild_exchange.ipp>
-#include <cairn/impl/checkpointer/retaining.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
 #include <cairn/impl/checkpointer/surveyed_places.ipp>
-#include <cairn/impl/checkpointer/tier_parts.ipp>
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
 #include <cairn/impl/comm/socket/socket_frame.ipp>

@@ -36,13 +36,6 @@ class retaining {
 /// names make_retaining().
 using retaining_maker = owned<retaining> (*)(const std::shared_ptr<save_services>& services,
                                              const retention_policy& policy);
-[[nodiscard]] owned<retaining> make_retaining(const std::shared_ptr<save_services>& services,
-                                              const retention_policy& policy);
-
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
-
-#if !defined(CAIRN_COMPILED)
-#include <cairn/impl/checkpointer/retaining.ipp>
-#endif

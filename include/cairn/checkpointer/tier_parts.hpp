@@ -77,16 +77,6 @@ class tier_parts {
   [[nodiscard]] virtual owned<tier_saves> saves(std::shared_ptr<save_services> services) = 0;
 };
 
-/// `spread`: the same tier, where there is redundancy; else both are null. @throws usage_error (usage_bad_option)
-[[nodiscard]] owned<tier_parts> make_tier_parts(std::shared_ptr<image_tier> tier,
-                                                const std::optional<persist>& persisting,
-                                                std::shared_ptr<spread_tier> spread,
-                                                owned<redundant_saves> redundancy);
-
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn
-
-#if !defined(CAIRN_COMPILED)
-#include <cairn/impl/checkpointer/tier_parts.ipp>
-#endif

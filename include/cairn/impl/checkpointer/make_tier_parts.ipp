@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/held_saves.hpp>
+#include <cairn/checkpointer/make_tier_parts.hpp>
 #include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/checkpointer/tier_recovery.hpp>
 #include <cairn/system/error.hpp>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/make_retaining.hpp>
 #include <cairn/checkpointer/other_runs.hpp>
 #include <cairn/checkpointer/retaining.hpp>
 #include <cairn/checkpointer/retention.hpp>
