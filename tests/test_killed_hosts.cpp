@@ -49,6 +49,7 @@ using cairn_test::scratch_directory;
 namespace fs = std::filesystem;
 
 constexpr int ranks = 4;
+constexpr std::string_view wrong_state = "the state is not that of step ";
 constexpr std::int64_t elements = 60'000;
 float element(std::int64_t step, std::int64_t i) {
   return static_cast<float>((step * 7919 + i) % 65521);
@@ -231,8 +232,7 @@ void train(const std::string& store, const std::string& tier, const std::string&
       const auto read = part;
       const bool right = value == newest * 3;
       fill(newest);
-      if (!right || part != read)
-        throw std::runtime_error("the state is not that of step " + std::to_string(newest));
+      if (!right || part != read) throw std::runtime_error(std::string(wrong_state) + std::to_string(newest));
     }
     if (me.rank() == 0) me.word(resumed) = static_cast<std::uint32_t>(newest) + 1;
     for (auto step = newest + 1; step <= newest + steps; ++step) {
@@ -259,9 +259,16 @@ struct outcome {
   [[nodiscard]] bool good() const {
     return std::all_of(ends.begin(), ends.end(), [](const auto& e) { return e.good(); });
   }
-  /// Whether all ranks were killed or ended well: no exception, no wrong state.
-  [[nodiscard]] bool no_error() const {
-    return std::all_of(ends.begin(), ends.end(), [](const auto& e) { return e.good() || e.killed(); });
+  /// Whether no rank had a state that is not that of its step. Beside one that was killed, others may end with any error.
+  [[nodiscard]] bool right() const {
+    const bool one_killed = std::any_of(ends.begin(), ends.end(), [](const auto& e) { return e.killed(); });
+    return std::all_of(ends.begin(), ends.end(), [&](const auto& e) {
+      return e.good() || e.killed() || (one_killed && e.code == 1 && !e.said.starts_with(wrong_state));
+    });
+  }
+  /// Ranks that ended with an error.
+  [[nodiscard]] std::int64_t errors() const {
+    return std::count_if(ends.begin(), ends.end(), [](const auto& e) { return e.code > 0; });
   }
   [[nodiscard]] std::string text() const {
     std::string all;
@@ -298,7 +305,7 @@ bool kill_and_resume(int rank, const std::string& point, int count, bool host_to
   const places on;
   const auto first = run(on, 5, {{.rank = rank, .point = point, .count = count}}, persisted);
   CAPTURE(first.text());
-  REQUIRE(first.no_error());
+  REQUIRE(first.right());
   if (first.good()) return false;
   if (host_too) on.lose(rank);
   const auto second = run(on, 2);
@@ -345,7 +352,7 @@ TEST_CASE("a process that is killed at any message of a recovery leaves what the
     const int rank = message % ranks;
     const auto killed = run(on, 0, {{.rank = rank, .point = "message", .count = message}});
     CAPTURE(killed.text());
-    CHECK(killed.no_error());
+    CHECK(killed.right());
     CHECK((killed.resumed == -1 || killed.resumed == newest));
     kills += !killed.good();
   }
@@ -376,6 +383,7 @@ TEST_CASE("hosts that are lost at random moments cost no step that was redundant
   std::uint64_t hosts = 0;
   std::uint64_t processes = 0;
   std::int64_t most_lost = 0;
+  std::int64_t errors = 0;
   while (hosts < wanted || std::chrono::steady_clock::now() < until) {
     CAPTURE(starts);
     std::vector<rank_event> kills{{.rank = below(ranks), .point = "any", .count = 1 + below(250)}};
@@ -386,7 +394,8 @@ TEST_CASE("hosts that are lost at random moments cost no step that was redundant
     const auto o = run(on, 8, kills, 7);
     CAPTURE(o.text());
     ++starts;
-    REQUIRE(o.no_error());
+    errors += o.errors();
+    REQUIRE(o.right());
     REQUIRE((o.resumed == -1 || o.resumed >= floor));
     if (o.good()) {  // it was closed: the store has its last step
       CHECK(on.empty());
@@ -410,11 +419,13 @@ TEST_CASE("hosts that are lost at random moments cost no step that was redundant
   CHECK(last.good());
   CHECK(last.resumed >= floor);
   CHECK(on.empty());
-  cairn_test::report_figures("lost hosts", {{"hosts", hosts},
-                                            {"processes", processes},
-                                            {"starts", starts},
-                                            {"last step", static_cast<std::uint64_t>(last.resumed)},
-                                            {"most steps lost", static_cast<std::uint64_t>(most_lost)}});
+  cairn_test::report_figures("lost hosts",
+                             {{"hosts", hosts},
+                              {"processes", processes},
+                              {"starts", starts},
+                              {"last step", static_cast<std::uint64_t>(last.resumed)},
+                              {"most steps lost", static_cast<std::uint64_t>(most_lost)},
+                              {"ranks with another error", static_cast<std::uint64_t>(errors)}});
 }
 
 }  // namespace

@@ -36,6 +36,10 @@ def tests_of(sources):
 def table_of(page, tests):
     """The page with the column as it should be."""
     rows = [key for _, key, _ in ROW.findall(page)]
+    table = re.search(r"^## What survives what\n.*?^\|---[^\n]*\n((?:\|[^\n]*\n)*)", page, re.MULTILINE | re.DOTALL)
+    for line in table.group(1).splitlines() if table else ():
+        if not ROW.match(line):
+            raise ValueError(f"a row of {PAGE} has no key: {line}")
     for key in set(rows) ^ set(tests):
         raise ValueError(f"{key} has " + ("no test" if key in rows else f"no row in {PAGE}"))
 
@@ -72,11 +76,13 @@ def self_test():
         except ValueError:
             continue
         raise AssertionError("a row without a test, or a test without a row, is not found")
-    try:
-        tests_of({"test_x": "// survives: fire\n\nTEST_CASE(\"c\")"})
-    except ValueError:
-        return
-    raise AssertionError("a mark that is nowhere is not found")
+    for broken in (lambda: tests_of({"test_x": "// survives: fire\n\nTEST_CASE(\"c\")"}),
+                   lambda: table_of(f"## What survives what\n\n|---|\n{page}| flood | none | |\n", tests)):
+        try:
+            broken()
+        except ValueError:
+            continue
+        raise AssertionError("a mark that is nowhere, or a row without a key, is not found")
 
 
 def main():
