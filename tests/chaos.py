@@ -40,7 +40,7 @@ class Supervisor:
         self.options, self.random = options, random.Random(options.seed)
         self.shared = os.environ["CAIRN_BOX"] + "/shared"
         self.out, self.job, self.losses, self.best, self.starts, self.twice = {}, None, {}, 0, 0, 0
-        self.faults, self.later = [], []
+        self.faults, self.later, self.timers = [], [], []
         address = box("s3", STORE, self.shared + "/helper_s3_server", "--all-addresses", "--access-key=A", "--secret-key=S",
                       "--bucket=bucket").split()[-1]
         self.url = f"s3://bucket/run?endpoint=http://{address}"
@@ -146,6 +146,12 @@ class Supervisor:
     def after(self, seconds, what):
         self.later.append((time.monotonic() + seconds, what))
 
+    def at_once_after(self, seconds, what):
+        """Also while the job is being started."""
+        timer = threading.Timer(seconds, what)
+        self.timers.append(timer)
+        timer.start()
+
     def back(self, host, how, fault):
         def come_back():
             how()
@@ -211,12 +217,12 @@ class Supervisor:
     def slow_store(self, fault):
         fault["what"] = "the store takes 1 Mbit/s for 20 s"
         box("rate", STORE, "1mbit")
-        self.after(20, lambda: box("rate", STORE, "0"))
+        self.at_once_after(20, lambda: box("rate", STORE, "0"))
 
     def lose_store(self, fault):
         fault["what"] = "the store stands still for 20 s"
         box("freeze", STORE)
-        self.after(20, lambda: box("thaw", STORE))
+        self.at_once_after(20, lambda: box("thaw", STORE))
 
     # --- All of it
 
@@ -257,6 +263,8 @@ class Supervisor:
                 for fault in pending:
                     fault["ends"] = False
             time.sleep(0.02)
+        for timer in self.timers:
+            timer.join()
         finish = time.monotonic()
         last = self.job.last_step()
         for host in HOSTS:
