@@ -21,7 +21,7 @@ RANKS_PER_HOST = 8
 STEPS = 5  # checkpoints that stay in the store
 MESSAGE = 10e-6  # seconds from rank to rank, as bench_planning takes it
 NETWORK = 10e9  # bytes per second of a rank, as bench_planning takes it
-LOOKS_AT_ONCE = 1  # for records in a bucket
+LOOKS_AT_ONCE = 8  # for records in a bucket
 AT_ONCE = 16  # requests of rank 0 that the library makes at once: reads, removals, listings of directories of a bucket
 
 # Seconds and rates: of a file or object that is published (made, made durable, named), a look at one, a fetch of a small one, a removal;

@@ -9,6 +9,7 @@
 #include <cairn/manage/copy.hpp>
 #include <cairn/manage/export_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
+#include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cairn/stores/s3_store.hpp>
@@ -424,4 +425,30 @@ TEST_CASE("what a listing of steps costs does not depend on how many ranks have 
   }
   CHECK(requests.at(0) == requests.at(1));
   CHECK(requests.at(0) <= 5);
+}
+
+TEST_CASE("the coordinator of a large world looks for several records at once") {
+  s3::server server{s3::quick_server()};
+  auto store = store_at(s3::own_bucket_at(server.endpoint()));
+  const cairn::commit_protocol protocol{cairn::any_store(store), {.block_ranks = 16}};
+  const auto context = [](std::int32_t rank) {
+    return cairn::save_context{.run = {11, 12}, .step = 5, .attempt = 7, .rank = rank, .world_size = 17};
+  };
+  for (std::int32_t rank = 0; rank < 17; ++rank) {
+    cairn::record own;
+    protocol.publish(context(rank), own);
+  }
+  // The first rank of the second block is alone in it.
+  CHECK(failure_of([&] { protocol.await_commit(context(16), cairn::deadline::in({})); }).id ==
+        error_id::timeout_commit);
+  // None is answered before all are there.
+  server.faults.add("gather HeadObject 1-8 count=8 ms=60000");
+  server.clear_journal();
+  cairn::metadata content;
+  content.world_size = 17;
+  protocol.commit(context(0), content, soon());
+  std::size_t most = 0;
+  for (const auto& entry : server.journal())
+    if (entry.operation == "HeadObject") most = std::max(most, entry.in_flight);
+  CHECK(most == 8);
 }

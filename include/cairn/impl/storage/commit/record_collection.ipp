@@ -15,13 +15,16 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/thread_pool.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -46,20 +49,47 @@ void for_each_record_file(const file_placement& place, list_view<const std::int3
   }
 }
 
-/// Those of `missing` whose records can be read now, ascending. Asks for the names one by one, until
-/// `max_misses` are not there.
+/// Looks for objects in order, until `max_misses` are not there; returns for each that it looked for whether it is. Of more than so
+/// many in a distant store it looks for so many at once.
+template <class KeyOf>
+[[nodiscard]] std::vector<bool> look_for(const any_store& store, std::size_t count, const KeyOf& key_of) {
+  const auto at_once = count > max_misses && store.reads_at_once() > 1 ? max_misses : std::size_t{1};
+  std::vector<bool> there;
+  std::optional<thread_pool> pool;
+  for (std::size_t misses = 0; there.size() < count && misses < max_misses;) {
+    const auto first = there.size();
+    std::array<bool, max_misses> found{};
+    const auto some = std::min(at_once, count - first);
+    const auto look = [&](std::size_t i) { found[i] = store.size(key_of(first + i)).has_value(); };
+    if (some == 1) {
+      look(0);
+    } else {
+      if (!pool) pool.emplace();
+      pool->run(some, some, look);
+    }
+    for (std::size_t i = 0; i < some; ++i) {
+      there.push_back(found[i]);
+      if (!found[i]) ++misses;
+    }
+  }
+  return there;
+}
+
+/// Those of `missing` whose records can be read now, ascending.
 [[nodiscard]] inline std::vector<std::int32_t> probe_records(const any_store& store, const save_context& c,
                                                              const file_placement& place,
                                                              list_view<const std::int32_t> missing) {
-  std::vector<std::int32_t> there;
-  std::size_t misses = 0;
+  std::vector<list_view<const std::int32_t>> files;
   for_each_record_file(place, missing, [&](list_view<const std::int32_t> ranks) {
-    if (store.size(record_key(c.step, ranks.front(), c.attempt, place)))
-      there.insert(there.end(), ranks.begin(), ranks.end());
-    else
-      ++misses;
-    return misses < max_misses;
+    files.push_back(ranks);
+    return true;
   });
+  const auto found = look_for(store, files.size(), [&](std::size_t i) {
+    return record_key(c.step, files[i].front(), c.attempt, place);
+  });
+  std::vector<std::int32_t> there;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (found[i]) there.insert(there.end(), files[i].begin(), files[i].end());
   return there;
 }
 
@@ -230,14 +260,12 @@ CAIRN_BODY void record_collection::take(const std::vector<std::int32_t>& there) 
 }
 
 CAIRN_BODY void record_collection::take_blocks() {
+  const auto found = look_for(store_, blocks_.size(), [&](std::size_t i) {
+    return records_key(c_.step, blocks_[i], c_.attempt, place_);
+  });
   std::vector<std::int32_t> there;
-  std::size_t misses = 0;
-  for (std::size_t i = 0; i < blocks_.size() && misses < max_misses; ++i) {
-    if (store_.size(records_key(c_.step, blocks_[i], c_.attempt, place_)))
-      there.push_back(blocks_[i]);
-    else
-      ++misses;
-  }
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (found[i]) there.push_back(blocks_[i]);
   if (there.empty()) return;
   std::vector<std::string> keys;
   std::vector<read_range> ranges;
