@@ -166,12 +166,12 @@ class checkpointer : public checkpointer_base {
         redundant = make_redundant_saves(detail::take<role::redundancy, redundancy, P...>(arguments),
                                          any_link_maker(detail::take<role::link, links, P...>(arguments)));
       }
-      parts.tier = detail::make_tier_parts(tier, persisting, std::move(spread), std::move(redundant));
+      parts.tier = detail::make_tier_parts<void>(tier, persisting, std::move(spread), std::move(redundant));
     }
-    if constexpr (detail::count_of<role::options, P...> == 1) parts.apart = &detail::make_apart_layouts;
+    if constexpr (detail::count_of<role::options, P...> == 1) parts.apart = &detail::make_apart_layouts<void>;
     if constexpr (detail::count_of<role::check, P...> == 1) {
       parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
-      parts.checks = &detail::make_copy_checks;
+      parts.checks = &detail::make_copy_checks<void>;
     }
     if constexpr (detail::count_of<role::read_sharing, P...> == 1)
       parts.options.sharing = detail::take<role::read_sharing, read_sharing, P...>(arguments);
@@ -179,7 +179,7 @@ class checkpointer : public checkpointer_base {
       parts.options.read_only = true;
     if constexpr (detail::count_of<role::retention, P...> == 1) {
       parts.keep = detail::take<role::retention, retention_policy, P...>(arguments);
-      parts.retaining = &detail::make_retaining;
+      parts.retaining = &detail::make_retaining<void>;
     }
     return parts;
   }

@@ -25,6 +25,7 @@ class apart_layouts {
 };
 
 /// Only a composition with options names it: others compile nothing of it.
+template <class>
 [[nodiscard]] owned<apart_layouts> make_apart_layouts();
 
 }  // namespace detail

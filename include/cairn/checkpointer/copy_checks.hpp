@@ -39,6 +39,7 @@ class copy_checks {
 };
 
 /// Only a composition with checked{} names it: others compile nothing of it.
+template <class>
 [[nodiscard]] owned<copy_checks> make_copy_checks();
 
 }  // namespace detail

@@ -23,7 +23,9 @@ namespace detail {
 class apart_layouts;
 class copy_checks;
 // See their pages.
+template <class>
 [[nodiscard]] owned<copy_checks> make_copy_checks();
+template <class>
 [[nodiscard]] owned<apart_layouts> make_apart_layouts();
 
 /// What a checkpointer is made of.

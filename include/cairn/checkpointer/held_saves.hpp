@@ -36,6 +36,9 @@ namespace detail {
 
 /// The saves of a checkpointer with a tier: has each one held, by a thread of its own, and chooses those that go on
 /// to the store. The thread of training. What it is given by reference outlives it.
+///
+/// A template, as tier_recovery: g++ compiles the only class that it sees behind an interface, also where nothing names it.
+template <class = void>
 class held_saves final : public tier_saves {
  public:
   /// `spread`: the same tier, where there is redundancy; else both are null.

@@ -9,6 +9,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+template <class>
 [[nodiscard]] owned<retaining> make_retaining(const std::shared_ptr<save_services>& services,
                                               const retention_policy& policy);
 

@@ -14,6 +14,7 @@ inline namespace v1 {
 namespace detail {
 
 /// `spread`: the same tier, where there is redundancy; else both are null. @throws usage_error (usage_bad_option)
+template <class>
 [[nodiscard]] owned<tier_parts> make_tier_parts(std::shared_ptr<image_tier> tier,
                                                 const std::optional<persist>& persisting,
                                                 std::shared_ptr<spread_tier> spread,

@@ -33,7 +33,7 @@ class retaining {
 };
 
 /// Makes it; `services` owns what comes of it. Programs without a policy compile nothing of it: only a composition with one
-/// names make_retaining().
+/// names make_retaining(), which is a template for that.
 using retaining_maker = owned<retaining> (*)(const std::shared_ptr<save_services>& services,
                                              const retention_policy& policy);
 }  // namespace detail

@@ -64,7 +64,7 @@ class tier_loads {
 };
 
 /// What a checkpointer with a tier has beside the others. Programs without one compile nothing of it: only the composition
-/// that has a tier names make_tier_parts().
+/// that has a tier names make_tier_parts(), which is a template for that.
 class tier_parts {
  public:
   virtual ~tier_parts() = default;

@@ -27,6 +27,7 @@ namespace detail {
 ///
 /// A tier may have stayed behind on a host while the job went on elsewhere. Each save that is held names the runs that
 /// its own run knows of: where another run has made the newest checkpoint of the store, the job has been there since.
+template <class = void>
 class tier_recovery final : public tier_loads {
  public:
   /// `spread`: the same tier, where it is in several places; `rebuilder`: makes what is lost there again. Else both are null.

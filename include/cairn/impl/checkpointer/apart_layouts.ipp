@@ -13,6 +13,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+template <class>
 class unchanged_apart final : public apart_layouts {
  public:
   [[nodiscard]] std::shared_ptr<const image_layout> choose(const save_plans& plans,
@@ -39,9 +40,13 @@ class unchanged_apart final : public apart_layouts {
   std::vector<bool> marks_;                       // of apart_
 };
 
-CAIRN_BODY owned<apart_layouts> make_apart_layouts() {
-  return make_owned<unchanged_apart>();
+template <class Named>
+owned<apart_layouts> make_apart_layouts() {
+  return make_owned<unchanged_apart<Named>>();
 }
+#if defined(CAIRN_COMPILED)
+template owned<apart_layouts> make_apart_layouts<void>();
+#endif
 
 }  // namespace detail
 }  // namespace v1

@@ -50,6 +50,7 @@ class frozen_check {
   std::vector<linked_file> files_;
 };
 
+template <class>
 class composed_copy_checks final : public copy_checks {
  public:
   [[nodiscard]] bool comparable(const image_layout& whole) const override {
@@ -86,9 +87,13 @@ class composed_copy_checks final : public copy_checks {
   std::shared_ptr<const copy_check> check_;  // of the save that is begun
 };
 
-CAIRN_BODY owned<copy_checks> make_copy_checks() {
-  return make_owned<composed_copy_checks>();
+template <class Named>
+owned<copy_checks> make_copy_checks() {
+  return make_owned<composed_copy_checks<Named>>();
 }
+#if defined(CAIRN_COMPILED)
+template owned<copy_checks> make_copy_checks<void>();
+#endif
 
 }  // namespace detail
 }  // namespace v1

@@ -32,6 +32,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+template <class>
 class policy_retaining final : public retaining {
  public:
   policy_retaining(const std::shared_ptr<save_services>& services, const retention_policy& policy)
@@ -172,10 +173,16 @@ class policy_retaining final : public retaining {
   std::atomic<bool> refused_reported_{false};
 };
 
-CAIRN_BODY owned<retaining> make_retaining(const std::shared_ptr<save_services>& services,
-                                           const retention_policy& policy) {
-  return make_owned<policy_retaining>(services, policy);
+template <class Named>
+owned<retaining> make_retaining(const std::shared_ptr<save_services>& services,
+                                const retention_policy& policy) {
+  return make_owned<policy_retaining<Named>>(services, policy);
 }
+
+#if defined(CAIRN_COMPILED)
+template owned<retaining> make_retaining<void>(const std::shared_ptr<save_services>& services,
+                                               const retention_policy& policy);
+#endif
 
 }  // namespace detail
 }  // namespace v1

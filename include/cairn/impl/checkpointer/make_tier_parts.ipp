@@ -16,6 +16,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+template <class>
 class composed_tier_parts final : public tier_parts {
  public:
   composed_tier_parts(std::shared_ptr<image_tier> tier, const std::optional<persist>& persisting,
@@ -28,13 +29,13 @@ class composed_tier_parts final : public tier_parts {
   [[nodiscard]] std::string describe() const override { return tier_->describe(); }
   [[nodiscard]] owned<tier_loads> loads(std::shared_ptr<save_services> services,
                                         collectives& group) override {
-    return make_owned<tier_recovery>(tier_, spread_,
-                                     redundancy_ != nullptr ? redundancy_->rebuilder() : nullptr,
-                                     std::move(services), group);
+    return make_owned<tier_recovery<>>(tier_, spread_,
+                                       redundancy_ != nullptr ? redundancy_->rebuilder() : nullptr,
+                                       std::move(services), group);
   }
   [[nodiscard]] owned<tier_saves> saves(std::shared_ptr<save_services> services) override {
-    return make_owned<held_saves>(tier_, persisting_, std::move(services), std::move(spread_),
-                                  std::move(redundancy_));
+    return make_owned<held_saves<>>(tier_, persisting_, std::move(services), std::move(spread_),
+                                    std::move(redundancy_));
   }
 
  private:
@@ -44,19 +45,25 @@ class composed_tier_parts final : public tier_parts {
   owned<redundant_saves> redundancy_;
 };
 
-CAIRN_BODY owned<tier_parts> make_tier_parts(std::shared_ptr<image_tier> tier,
-                                             const std::optional<persist>& persisting,
-                                             std::shared_ptr<spread_tier> spread,
-                                             owned<redundant_saves> redundancy) {
+template <class Named>
+owned<tier_parts> make_tier_parts(std::shared_ptr<image_tier> tier, const std::optional<persist>& persisting,
+                                  std::shared_ptr<spread_tier> spread, owned<redundant_saves> redundancy) {
   if (persisting && persisting->every == 0)
     fail(error_id::usage_bad_option,
          "persist{.every = 0} would write nothing; 1 writes every save to the store");
   if (persisting && !(persisting->seconds >= 0 && persisting->seconds < 1e9))
     fail(error_id::usage_bad_option, "persist{.seconds} is a number of seconds, 0 or more",
          {.got = std::to_string(persisting->seconds)});
-  return make_owned<composed_tier_parts>(std::move(tier), persisting, std::move(spread),
-                                         std::move(redundancy));
+  return make_owned<composed_tier_parts<Named>>(std::move(tier), persisting, std::move(spread),
+                                                std::move(redundancy));
 }
+
+#if defined(CAIRN_COMPILED)
+template owned<tier_parts> make_tier_parts<void>(std::shared_ptr<image_tier> tier,
+                                                 const std::optional<persist>& persisting,
+                                                 std::shared_ptr<spread_tier> spread,
+                                                 owned<redundant_saves> redundancy);
+#endif
 
 }  // namespace detail
 }  // namespace v1
