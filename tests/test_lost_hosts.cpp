@@ -22,6 +22,7 @@
 #endif
 
 #include <doctest/doctest.h>
+#include <support/dying_communicator.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
 
@@ -48,6 +49,7 @@
 
 namespace {
 using namespace cairn;
+using cairn_test::dying_communicator;
 using cairn_test::on_all_ranks;
 using cairn_test::scratch_directory;
 namespace fs = std::filesystem;
@@ -119,31 +121,6 @@ class told_events {
  private:
   run_result* to_;
   std::mutex* mutex_;
-};
-
-/// Ends its rank at the n-th message that it would send or wait for, as a kill does: nothing leaves it from then on.
-class dying_communicator {
- public:
-  using cairn_role = role::communicator;
-  dying_communicator(thread_communicator inner, int messages) : inner_(std::move(inner)), left_(messages) {}
-  [[nodiscard]] int rank() const { return inner_.rank(); }
-  [[nodiscard]] int size() const { return inner_.size(); }
-  void send(int to, std::span<const std::byte> bytes, deadline until) {
-    live();
-    inner_.send(to, bytes, until);
-  }
-  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
-    live();
-    return inner_.receive(from, until);
-  }
-
- private:
-  void live() {
-    if (left_ == 0) fail(error_id::peer_lost, "this rank is killed", {.rank = rank()});
-    --left_;
-  }
-  thread_communicator inner_;
-  int left_;
 };
 
 /// The hosts of a job, by name, and its store.

@@ -13,13 +13,16 @@
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cairn/system/digest.hpp>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <support/dying_communicator.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/rounds.hpp>
@@ -783,6 +786,41 @@ TEST_CASE("if one rank cannot read, a shared load ends with the same error on al
       static_cast<void>(c.load(t.state, 2));
     });
     for (const auto& s : said) CHECK(s == "plan.missing_item more");
+  }
+}
+
+TEST_CASE("a rank that dies at any message of a shared load ends it on the others as a rank that is lost") {
+  constexpr int ranks = 4;
+  const auto store = saved_by_rows(ranks);
+  for (const int dies : {1, 2, 3}) {
+    bool whole = false;
+    for (int messages = 0; !whole; ++messages) {
+      CAPTURE(dies);
+      CAPTURE(messages);
+      const cairn::thread_group group{ranks};
+      std::array<bool, ranks> good{};
+      const auto thrown = cairn_test::thrown_on_ranks(ranks, [&](int r) {
+        cairn::checkpointer c{
+            cairn::safetensors_storage{store},
+            cairn_test::dying_communicator(group.communicator(r), r == dies ? messages : INT_MAX),
+            cairn::read_sharing::on,
+            cairn::checkpointer_options{.timeout = std::chrono::seconds(60),
+                                        .peer_timeout = std::chrono::seconds(60),
+                                        .quiet = true}};
+        table t("columns", r, ranks);
+        good.at(static_cast<std::size_t>(r)) = c.resume(t.state) == 2 && t.good();
+      });
+      whole = true;
+      for (int r = 0; r < ranks; ++r) {
+        CAPTURE(r);
+        const auto& mine = thrown[static_cast<std::size_t>(r)];
+        whole = whole && mine == nullptr;
+        if (mine == nullptr)
+          CHECK(good.at(static_cast<std::size_t>(r)));
+        else
+          CHECK_THROWS_AS(std::rethrow_exception(mine), cairn::peer_error);
+      }
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/sorted_map.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <array>
 #include <chrono>
@@ -54,6 +55,13 @@ class collective_messages {
   void guard(outcome& what, Body&& body) {
     try {
       body();
+    } catch (const wire_error& e) {
+      // Of a merge: nothing that a store holds is damaged.
+      what.add_failure(rank(), encode_failure(make_failure(
+                                   error_id::peer_bad_message,
+                                   std::string("what the ranks told each other does not fit: ") + e.what() +
+                                       "; all ranks must make the same calls in the same order",
+                                   {.rank = rank(), .offset = static_cast<std::int64_t>(e.offset)})));
     } catch (...) {
       what.add_failure(rank(), portable_failure(std::current_exception(), rank()));
     }

@@ -125,6 +125,8 @@ class read_exchange {
   [[nodiscard]] virtual shared_wants& wants() noexcept = 0;
   /// Collective: calls `make`, and exchanges its reads in windows. A window takes up to `budget` bytes of
   /// memory for what is sent, and as much for what is received; one read always fits.
+  /// Who runs it again must do so after an exception as well, with a `make` that throws it: what take() threw in the last
+  /// window is not known to the others, who go on to the next run.
   /// @throws on all ranks alike what `make` or read() throws on one of them, and what take() throws on
   /// this one; peer_error, timeout_error
   virtual void run(detail::function_ref<shared_read_list()> make, std::uint64_t budget, deadline until) = 0;

@@ -46,6 +46,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -125,12 +126,19 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
                                                          read_options options, read_exchange& exchange,
                                                          deadline until) {
   const auto share = options.memory_budget / 4;
-  std::uint64_t bytes = exchange_records(checkpoint, plan, share, exchange, until);
+  std::uint64_t bytes = 0;
+  std::exception_ptr failure;
+  try {
+    bytes = exchange_records(checkpoint, plan, share, exchange, until);
+  } catch (...) {
+    failure = std::current_exception();  // of the last window, perhaps: the others begin with the blocks
+  }
   detail::owned<detail::load_work> work;
   detail::owned<detail::shared_blocks> blocks;
   detail::owned<detail::block_comparison> known;
   exchange.run(
       [&]() -> shared_read_list {
+        if (failure != nullptr) std::rethrow_exception(failure);
         std::vector<std::int32_t> for_others;  // those of which somebody wants something
         if (holders_ != nullptr)
           for (std::int32_t r = 0; r < static_cast<std::int32_t>(holders_->of.size()); ++r)
