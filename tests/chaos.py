@@ -30,6 +30,8 @@ STORE = "h4"
 STEP = re.compile(r"^step +(\d+)  loss")
 STOPPED = 75  # the status of a rank that saved because it was asked to stop
 FAULTS = ["lose_host", "freeze_host", "cut_host", "kill_rank", "kill_worker", "slow_store", "lose_store"]
+LATE = 25  # seconds after a fault the job has heard of it
+FAILED_STARTS = 5  # one after another, of which none is due to a fault that is over
 PARTS = ("detect", "end", "start", "agree and read", "first step")
 
 
@@ -98,6 +100,7 @@ class Supervisor:
         ended = time.monotonic()
         last = max(job.last_step(), 0)
         last_moment = max([when for when, line in job.lines if STEP.match(line)], default=fault["at"])
+        failed_now = 0
         while True:
             self.start()
             new = self.job
@@ -108,6 +111,8 @@ class Supervisor:
             except AssertionError as e:
                 self.say(f"the start failed, and is tried again: {str(e)[-1500:]}")
                 fault["failed starts"] = fault.get("failed starts", 0) + 1
+                failed_now += 1
+                assert failed_now < FAILED_STARTS, f"the job does not start: {e}"
                 new.kill(without=[host for host, state in self.out.items() if state != "cut"])
         began = self.moment_of(r"parameters, ", new)[0]
         read = self.moment_of(r"^resumed from", new)[0]
@@ -201,18 +206,19 @@ class Supervisor:
                 box("mend", *pair)
         self.after(20, self.back(host, mend, fault))
 
+    def kill_one(self, fault, kind, pattern):
+        """On a host that is up: one that was just lost may still be in the job, and what is found may end by itself."""
+        host = self.random.choice([each for each in self.job.hosts if self.out.get(each) != "off"])
+        found = box("on", host, "pgrep", "-f", pattern, status=None).split()
+        fault["what"] = f"a {kind} on {host} is killed" if found else f"no {kind} was there to be killed on {host}"
+        if found:
+            box("on", host, "env", "kill", "-KILL", self.random.choice(found), status=None)
+
     def kill_rank(self, fault):
-        host = self.random.choice(self.job.hosts)
-        found = box("on", host, "pgrep", "-f", "^[^ ]*train_gpt ").split()
-        fault["what"] = f"a rank on {host} is killed"
-        box("on", host, "env", "kill", "-KILL", self.random.choice(found))
+        self.kill_one(fault, "rank", "^[^ ]*train_gpt ")
 
     def kill_worker(self, fault):
-        host = self.random.choice(self.job.hosts)
-        found = box("on", host, "pgrep", "-f", "^cairn-worker ", status=None).split()
-        fault["what"] = f"a worker on {host} is killed"
-        if found:
-            box("on", host, "env", "kill", "-KILL", self.random.choice(found))
+        self.kill_one(fault, "worker", "^cairn-worker ")
 
     def slow_store(self, fault):
         fault["what"] = "the store takes 1 Mbit/s for 20 s"
@@ -239,13 +245,14 @@ class Supervisor:
         next_fault, end = begin, begin + options.minutes * 60
         kinds = [getattr(self, name) for name in options.faults]
         single = [kind for kind in kinds if kind not in (self.lose_host, self.freeze_host, self.cut_host)]
-        while time.monotonic() < end or self.later or self.out:
+        # The last fault has its time to end the job.
+        while time.monotonic() < end or self.later or self.out or any(time.monotonic() < each["at"] + LATE for each in self.faults[-1:]):
             now = time.monotonic()
             for each in [each for each in self.later if each[0] <= now]:
                 self.later.remove(each)
                 each[1]()
             if now >= next_fault and now < end:
-                next_fault += options.every
+                next_fault = max(next_fault, now - 1) + options.every  # a start that took long brings no two at once
                 fault = {"at": time.monotonic()}
                 if self.out and not single:
                     continue

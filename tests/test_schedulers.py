@@ -34,6 +34,10 @@ os.environ["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks
 os.environ["PATH"] += ":/usr/sbin:/sbin"
 
 
+class NotHere(Exception):
+    """Why a part cannot be tried on this machine."""
+
+
 def box(*words, status=0):
     done = subprocess.run([BOX, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
     assert status is None or done.returncode == status, f"box {words} ended with {done.returncode}: {done.stdout}"
@@ -184,8 +188,11 @@ def slurm(test):
     def part():
         missing = [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "openssl") if not shutil.which(name)]
         if missing:
-            return f"{', '.join(missing)} missing (apt-get install slurmctld slurmd slurm-client munge openssl)"
-        cluster = Slurm(getattr(test, "proctrack", "linuxproc"))
+            raise NotHere(f"{', '.join(missing)} missing (apt-get install slurmctld slurmd slurm-client munge openssl)")
+        proctrack = getattr(test, "proctrack", "linuxproc")
+        if proctrack == "cgroup" and not os.path.isdir("/sys/fs/cgroup/freezer"):
+            raise NotHere("this machine has no control groups of version 1, which are what this Slurm is told to use")
+        cluster = Slurm(proctrack)
         test(cluster)
         cluster.stop()
         return call("sinfo", "--version").strip()
@@ -289,7 +296,7 @@ class Torchrun:
     def __init__(self, hosts):
         found = os.environ.get("CAIRN_TORCHRUN") or shutil.which("torchrun")
         if not found:
-            raise LookupError("torchrun missing (pip install torch; CAIRN_TORCHRUN=.../bin/torchrun)")
+            raise NotHere("torchrun missing (pip install torch; CAIRN_TORCHRUN=.../bin/torchrun)")
         self.hosts, self.bin = hosts, os.path.dirname(found)
         self.at = tempfile.mkdtemp(dir=os.path.join(os.environ["CAIRN_BOX"], "shared"))
         self.checkpoints, self.starts = self.at + "/checkpoints", 0
@@ -331,10 +338,7 @@ class Torchrun:
 
 def torchrun(*hosts):
     def part():
-        try:
-            run = Torchrun(hosts)
-        except LookupError as why:
-            return why
+        run = Torchrun(hosts)
         for host in hosts:
             run.show_its_files(host)
         agents = run.start()
@@ -367,7 +371,7 @@ def torchrun(*hosts):
 def systemd():
     """The unit, and its command as systemd runs it: there is no systemd in a box. `stop` sends TERM and CONT to every process."""
     if not shutil.which("systemd-analyze"):
-        return "systemd-analyze missing (apt-get install systemd)"
+        raise NotHere("systemd-analyze missing (apt-get install systemd)")
     at = os.path.join(os.environ["CAIRN_BOX"], "shared", "systemd")
     os.makedirs(at)
     unit = read(EXAMPLES + "/systemd/train.service").replace("/opt/train/bin", os.path.dirname(TRAIN)).replace("User=train", "User=root")
@@ -414,12 +418,21 @@ ALL = [systemd, torchrun("h1"), torchrun("h1", "h2"), slurm_time_limit, slurm_ti
 
 
 def inside():
+    """The status: 77 where no part could be tried."""
+    unknown = set(PARTS) - {part.__name__ for part in ALL}
+    assert not unknown, f"there is no part {', '.join(unknown)}"
+    tried = 0
     for part in ALL:
         if PARTS and part.__name__ not in PARTS:
             continue
         begin = time.monotonic()
-        told = part()
+        try:
+            told = part()
+            tried += 1
+        except NotHere as why:
+            told = f"not tried: {why}"
         print(f"{part.__name__}: {told}, {time.monotonic() - begin:.0f} s", flush=True)
+    return 0 if tried else 77
 
 
 # The control groups of proctrack/cgroup outlive what was in them, this process and the box. It removes them when this process has ended.
@@ -433,8 +446,7 @@ done"""
 
 def main():
     if os.environ.get("CAIRN_BOX"):
-        inside()
-        return 0
+        return inside()
     told = subprocess.run([BOX, "run", "--hosts", "0", "true"], stderr=subprocess.PIPE, text=True, check=False)
     if told.returncode == 77:
         print(told.stderr, end="")

@@ -245,8 +245,8 @@ template <class Platform>
 int run_rank(const run_options& options, std::size_t rank,
              const std::function<any_communicator(const std::string& use)>& connect) {
   try {
-    // To the very end of the process: batch systems send their signals more than once.
-    static const cairn::stop_signal stop{SIGTERM, SIGUSR1};
+    // Never destroyed, not even by exit(): batch systems send their signals more than once.
+    static const cairn::stop_signal& stop = *new cairn::stop_signal{SIGTERM, SIGUSR1};
     group others(connect("training"), std::chrono::seconds(options.timeout));
     const text source = text::read(options.text);
     typename Platform::trainer_type run(options.training, source, others);

@@ -67,12 +67,14 @@ class Job:
         until = time.monotonic() + limit
         with self.told:
             while True:
+                # Looked at before the lines: what a rank says last may be read after its end.
+                over = not any(reader.is_alive() for reader in self.readers)
                 for _, line in self.lines[after:]:
                     found = re.search(pattern, line)
                     if found:
                         return found
                 after = len(self.lines)
-                assert not self.ended() and time.monotonic() < until, f"no line has {pattern!r}:\n" + "\n".join(line for _, line in self.lines[-40:])
+                assert not over and time.monotonic() < until, f"no line has {pattern!r}:\n" + "\n".join(line for _, line in self.lines[-40:])
                 self.told.wait(0.2)
 
     def wait(self, limit=120):
@@ -97,8 +99,10 @@ class Job:
                     pass
         for process in self.processes:
             process.wait(60)
+        until = time.monotonic() + 60
         for host in self.hosts:
             while host not in without and signal_on(host, "KILL", "^[^ ]*(train_gpt|cairn-worker|orted) "):
+                assert time.monotonic() < until, f"processes on {host} do not end: {box('on', host, 'ps', '-ef')}"
                 time.sleep(0.02)
 
     def last_step(self):
