@@ -411,7 +411,12 @@ TEST_CASE("where a host fails while it takes an image that is rebuilt, another o
   j.hosts = names_of(4, 4);
   j.run(3);
   j.lose("host2");
-  refuse_rebuilt(j, "host2", 2);
+  SUBCASE("its record") {
+    refuse_rebuilt(j, "host2", 2);
+  }
+  SUBCASE("the plan, which it gets first") {
+    fs::create_directories(j.tier("host2") + "/new-plan-of-others");
+  }
   const auto again = j.run(4);
   CHECK(again.resumed == 3);
   CHECK(again.right == 4);

@@ -28,9 +28,6 @@ class retention {
   explicit retention(retention_policy policy)
       : policy_(std::move(policy)), counts_verified_(policy_.scrub().has_value()) {}
 
-  /// Whether there is a policy at all.
-  [[nodiscard]] bool removes() const noexcept { return !policy_.empty(); }
-
   /// The run resumed from `step`, or loaded it, when `there` was committed, ascending.
   void set_base_step(std::int64_t step, std::vector<std::int64_t> there) {
     const std::lock_guard lock(mutex_);

@@ -40,7 +40,8 @@ namespace detail {
 /// for the jobs of the executor. What it is given by reference outlives it.
 class save_path {
  public:
-  /// `checks`: of checked{}, `apart`: of link_unchanged; null: not asked for. `place`: of the storage, for messages. `peers`: null where a rank's save may outlive its process.
+  /// `checks`: of checked{}, `apart`: of link_unchanged; null: not asked for. `place`: of the storage, for
+  /// messages. `held`: null where there is no tier.
   save_path(const checkpointer_options& options, bool overlapped, owned<copy_checks> checks,
             owned<apart_layouts> apart, collectives& group, std::shared_ptr<save_services> services,
             unfinished_saves& saves, std::string place, any_save_planner planner, any_stager stager,
@@ -260,6 +261,7 @@ class save_path {
             shared->ended(report, why, notes.journal.get());
           });
     } catch (...) {
+      frozen_->forget();  // link_unchanged may have seen a change, which it tells once
       // The others may have planned from their caches, and learn it so.
       abort(save);
       throw;

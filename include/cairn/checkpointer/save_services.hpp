@@ -15,8 +15,6 @@
 #include <cairn/system/owned.hpp>
 
 #include <atomic>
-#include <chrono>
-#include <ctime>
 #include <exception>
 #include <memory>
 #include <mutex>

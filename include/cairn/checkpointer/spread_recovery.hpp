@@ -65,7 +65,8 @@ class spread_recovery {
   [[nodiscard]] std::vector<rebuild_exchange::task> share_out(const std::vector<std::int32_t>& lost,
                                                               const std::vector<std::int32_t>& refused,
                                                               deadline until);
-  void bring_plan(const surveyed_save& save, deadline until);
+  [[nodiscard]] std::vector<std::int32_t> bring_plan(const surveyed_save& save, deadline until);
+  void tell_refusal();
   void tell(const std::vector<std::string>& notes);
 
   const std::shared_ptr<spread_tier> tier_;

@@ -71,7 +71,8 @@ class windowed_exchange final : public read_exchange {
         background_thread reading;
         const auto read_next = [&] { guarded(not_read, [&] { read(end, next_end, next_sent); }); };
         const bool more = !last && end != next_end;
-        const bool beside = more && reading.start("cairn read", read_next);
+        bool beside = false;
+        guarded(failure, [&] { beside = more && reading.start("cairn read", read_next); });
         guarded(failure, [&] { exchange(*made.source, window_of(begin, end), sent, until); });
         if (more && !beside) read_next();
       }

@@ -307,8 +307,10 @@ CAIRN_BODY void rebuild_exchange::run(deadline until) {
       background_thread reading, computing;
       const bool reads = (!reading_.empty() || !read_.empty());
       const bool computes = !computed_.empty();
-      const bool reads_beside = reads && reading.start("cairn read", read);
-      const bool computes_beside = computes && computing.start("cairn rebuild", work);
+      // A rank without memory for a thread tells the others, as all that fails here.
+      bool reads_beside = false, computes_beside = false;
+      guarded(failure, [&] { reads_beside = reads && reading.start("cairn read", read); });
+      guarded(failure, [&] { computes_beside = computes && computing.start("cairn rebuild", work); });
       guarded(failure, [&] { send_requests(head, failure, until), send_answers(head, failure, until); });
       if (reads && !reads_beside) read();
       if (computes && !computes_beside) work();

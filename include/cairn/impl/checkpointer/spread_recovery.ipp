@@ -99,14 +99,16 @@ CAIRN_BODY const surveyed_save& spread_recovery::of(const held_step& which) cons
          {.expected = "step " + std::to_string(which.step)});
   return *save;
 }
-/// Places that have none get the plan of a save.
-CAIRN_BODY void spread_recovery::bring_plan(const surveyed_save& save, deadline until) {
+/// Places that have none get the plan of a save. Returns the ranks whose place does not take it: such a one takes no image
+/// either.
+CAIRN_BODY std::vector<std::int32_t> spread_recovery::bring_plan(const surveyed_save& save, deadline until) {
   const auto has = [&](const surveyed_places::place& p) {
     return std::any_of(p.saves.begin(), p.saves.end(), [&](const surveyed_save& s) {
       return s.plan_digest == save.plan_digest && s.has_plan;
     });
   };
-  if (detail::all_of(places_.places(), has)) return;
+  place_failure_ = nullptr;
+  if (detail::all_of(places_.places(), has)) return {};
   const auto from = std::find_if(places_.places().begin(), places_.places().end(), has);
   if (from == places_.places().end())
     fail(error_id::corrupt_missing_file, "no host has the plan of a save any more",
@@ -116,9 +118,24 @@ CAIRN_BODY void spread_recovery::bring_plan(const surveyed_save& save, deadline 
                                          ? collective_input::from([&] { return tier_->plan_of(save); })
                                          : collective_input(),
                                      until);
-  on_each_rank(group_, until, [&] {
-    if (!has(places_.of_rank(group_.rank())) && looks_after_place()) tier_->take_plan(save, plan);
+  auto own = collective_input::from([&] {
+    try {
+      if (!has(places_.of_rank(group_.rank())) && looks_after_place()) tier_->take_plan(save, plan);
+    } catch (const storage_error&) {
+      place_failure_ = std::current_exception();
+      tell_refusal();
+    }
+    return std::vector<std::byte>{std::byte{place_failure_ != nullptr}};
   });
+  const auto failed = group_.all_gather(std::move(own), until);
+  std::vector<std::int32_t> refused;
+  for (std::size_t rank = 0; rank < failed.size(); ++rank)
+    if (failed[rank].at(0) != std::byte{0}) refused.push_back(static_cast<std::int32_t>(rank));
+  return refused;
+}
+CAIRN_BODY void spread_recovery::tell_refusal() {
+  services_->report().warned("this rank's place takes no image that was lost; another one is tried",
+                             place_failure_);
 }
 
 /// Who rebuilds which image: the rank of its number, or the next one whose place takes images. Throws on all ranks what
@@ -144,17 +161,14 @@ CAIRN_BODY void spread_recovery::make_complete(const held_step& which, deadline 
   if (rebuilder_ == nullptr)
     fail(error_id::peer_lost, "the images of " + list_of_ranks(lost) + " are lost with their hosts",
          {.rank = lost.front()});
-  bring_plan(save, until);
-  std::vector<std::int32_t> refused;  // ranks whose place takes no image
+  auto refused = bring_plan(save, until);  // ranks whose place takes no image
   for (auto left = lost; !left.empty();) {
     const auto tasks = share_out(left, refused, until);
     rebuild_exchange exchange(places_, save, tasks, *rebuilder_, tier_->directory(), group_);
     exchange.run(until);
     tell(exchange.notes());
     place_failure_ = exchange.failure();
-    if (place_failure_ != nullptr)
-      services_->report().warned("this rank's place takes no image that was lost; another one is tried",
-                                 place_failure_);
+    if (place_failure_ != nullptr) tell_refusal();
     tier_->images_were_added();
     std::string reasons;
     survey(reasons, until);
