@@ -28,6 +28,9 @@ namespace detail {
 [[nodiscard]] std::optional<std::vector<std::byte>> tier_file(const std::string& path);
 /// Whether a directory is of a tmpfs: what lies there ends with its host, and need not be made durable.
 [[nodiscard]] bool lies_in_memory(const std::string& directory) noexcept;
+/// Asks whether a file of so many bytes fits the memory that this process may use, where the directory lies in it: a control
+/// group would kill the process instead of refusing. @throws storage_error
+void check_memory(const std::string& directory, std::uint64_t bytes);
 
 /// The directory of a local tier as one rank sees it: whose it is, its locks, and the small files beside the images.
 /// Any thread, after open().

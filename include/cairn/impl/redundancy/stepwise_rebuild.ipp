@@ -4,7 +4,6 @@
 #include <cairn/redundancy/stepwise_rebuild.hpp>
 #include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/redundancy/surviving_set.hpp>
-#include <cairn/stage/memory_limits.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
@@ -34,17 +33,13 @@ namespace detail {
 class new_slot {
  public:
   new_slot(const std::string& directory, std::int32_t rank, std::uint64_t bytes) {
+    check_memory(directory, bytes);
     for (;; ++number_) {
       path_ = directory + "/" + slot_name(rank, number_);
       file_ =
           file_descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
       if (file_.open()) break;
       if (errno != EEXIST) fail_system(errno, "an image of the local tier could not be made: " + path_);
-    }
-    const auto room = lies_in_memory(directory) ? room_for_memory() : memory_room();
-    if (bytes > room.bytes) {  // a control group would kill the process instead of refusing
-      static_cast<void>(::unlink(path_.c_str()));
-      fail_for_memory(bytes, room);
     }
     if (const int code = allocate_file(file_.get(), bytes); code != 0) {
       static_cast<void>(::unlink(path_.c_str()));

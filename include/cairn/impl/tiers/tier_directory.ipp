@@ -179,6 +179,11 @@ CAIRN_BODY bool lies_in_memory(const std::string& directory) noexcept {
   return ::statfs(directory.c_str(), &system) == 0 &&
          (static_cast<std::uint64_t>(system.f_type) & 0xFFFFFFFF) == tmpfs_type;
 }
+
+CAIRN_BODY void check_memory(const std::string& directory, std::uint64_t bytes) {
+  if (!lies_in_memory(directory)) return;
+  if (const auto room = room_for_memory(); bytes > room.bytes) fail_for_memory(bytes, room);
+}
 CAIRN_BODY void tier_directory::look_at_place() {
   // ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, and what containers have in front of one of them
   constexpr std::uint64_t disks[] = {0xEF53,     0x58465342, 0x9123683E, 0xF2F52010,
