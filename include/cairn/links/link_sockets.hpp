@@ -25,7 +25,7 @@ namespace detail {
 /// after about `lost_after`.
 void prepare_socket(int number, std::chrono::nanoseconds lost_after) noexcept;
 
-/// How long ago the other host last acknowledged anything, be it for its system alone.
+/// How long ago the other host last sent or acknowledged anything, be it by its system alone.
 [[nodiscard]] std::chrono::nanoseconds time_since_answer(int number) noexcept;
 
 /// A connection to a numeric address, which no child of fork() keeps. @throws nothing but std::bad_alloc; null and

@@ -166,7 +166,8 @@ CAIRN_BODY std::chrono::nanoseconds time_since_answer(int number) noexcept {
   ::tcp_info told{};
   ::socklen_t size = sizeof told;
   if (::getsockopt(number, IPPROTO_TCP, TCP_INFO, &told, &size) != 0) return {};
-  return std::chrono::milliseconds(told.tcpi_last_ack_recv);
+  // Where this process stood still it sent nothing that could be acknowledged, but what came was taken.
+  return std::chrono::milliseconds(std::min(told.tcpi_last_ack_recv, told.tcpi_last_data_recv));
 }
 
 CAIRN_BODY owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,
