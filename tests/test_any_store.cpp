@@ -87,8 +87,8 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(store.live_writers("step-") == std::vector<std::string>{"step-live"});
     CHECK(store.writer_lives("lives"));
     CHECK_FALSE(cairn::any_store(not_telling_archetype{objects}).tracks_writers());
-    CHECK(cairn::any_store(listing_archetype{objects}).keys_after("a", "b") ==
-          std::vector<std::string>{"bmore"});
+    CHECK(cairn::any_store(listing_archetype{objects}).keys_after("a", "b", 2) ==
+          std::vector<std::string>{"bmore2"});
     CHECK_FALSE(cairn::any_store(sizing_archetype{objects}).keys_after("a", "b").has_value());
     CHECK(cairn::any_store(sizing_archetype{objects}).reads_at_once() == 3);
     CHECK(cairn::any_store(sizing_archetype{objects}).read_bytes(30) == 10);

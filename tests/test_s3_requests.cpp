@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -188,7 +189,9 @@ TEST_CASE("frozen items in a bucket are copied by the service: the trainer sends
 }
 
 TEST_CASE("who follows a run in a bucket asks for what is newer, however much is there") {
-  s3::server server{s3::quick_server()};
+  auto server_options = s3::quick_server();
+  server_options.objects.page = 20;
+  s3::server server{server_options};
   auto store = store_at(s3::own_bucket_at(server.endpoint()));
   std::vector<float> weights(100, 1);
   cairn::state_dict state;
@@ -196,24 +199,78 @@ TEST_CASE("who follows a run in a bucket asks for what is newer, however much is
   const cairn::checkpointer_options quiet{.quiet = true};
   cairn::checkpointer trainer{store, quiet};
   for (const std::int64_t step : {1, 2, 3}) trainer.save(state, step).wait();
-  // As many files as a thousand ranks leave.
-  for (int i = 0; i < 1'100; ++i)
-    server.objects().put_behind_the_back("bucket",
-                                         "step-00000001/rank-" + std::to_string(10'000 + i) + ".other", "");
+  // As many files beside the steps as ranks leave that need a hundred pages.
+  const auto put_many = [&](const std::string& step) {
+    for (const char* directory : {"/ranks-00000/", "/ranks-00256/"})
+      for (int i = 0; i < 1'000; ++i)
+        server.objects().put_behind_the_back("bucket", step + directory + std::to_string(10'000 + i), "");
+  };
+  put_many("step-00000001");
   cairn::checkpointer ckpt{store, quiet};
-  int looks = 0;
-  auto steps = ckpt.follow({.after = 3, .stop = [&] { return ++looks == 1; }});
-  server.clear_journal();
-  CHECK(ckpt.list().size() == 3);
-  CHECK(server.count("ListObjectsV2") > 1);  // all of them come in several pages
+  const auto looks_once = [&](std::int64_t after) {
+    auto looks = std::make_shared<int>(0);
+    return ckpt.follow({.after = after, .stop = [looks] { return ++*looks == 1; }});
+  };
+  auto steps = looks_once(3);
   server.clear_journal();
   CHECK(!steps.next());
   CHECK(steps.why() == cairn::follow_end::stopped);
-  CHECK(server.count("ListObjectsV2") == 1);
-  trainer.save(state, 4).wait();
-  CHECK(steps.next() == 4);
-  trainer.remove(4);
-  CHECK(steps.next() == 3);  // the run went back
+  CHECK(server.count("ListObjectsV2") == 2);  // what is behind step 3, and the marks in it
+  CHECK(server.journal().size() == 3);        // and its manifest
+
+  SUBCASE("the files of a save that is under way cost nothing") {
+    put_many("step-00000004");
+    auto meanwhile = looks_once(3);
+    server.clear_journal();
+    CHECK(!meanwhile.next());
+    CHECK(server.count("ListObjectsV2") <= 5);
+  }
+  SUBCASE("nor do those of newer steps") {
+    for (const char* step : {"step-00000002", "step-00000003", "step-00000004"}) put_many(step);
+    auto behind = looks_once(1);
+    server.clear_journal();
+    CHECK(behind.next() == 3);
+    CHECK(server.count("ListObjectsV2") <= 8);
+  }
+  SUBCASE("a step that a mark ended is none, though its manifest came late") {
+    const auto attempt =
+        cairn::decode_manifest(store.read_all(cairn::manifest_key(3), mib).value(), "").attempt;
+    store.put_new(cairn::aborted_key(3, attempt), {});
+    CHECK(trainer.list().size() == 3);  // it is complete
+    auto complete = looks_once(3);
+    CHECK(!complete.next());
+    for (const auto& key : store.keys("step-00000003/", 2))
+      if (key != cairn::manifest_key(3) && key != cairn::aborted_key(3, attempt)) store.remove(key);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+    auto none = looks_once(3);
+    CHECK(none.next() == 2);
+  }
+  trainer.save(state, 5).wait();
+  CHECK(steps.next() == 5);
+  trainer.remove(5);
+  CHECK(steps.next() != 5);  // the run went back
+}
+
+TEST_CASE("keys behind one are those of a listing, however deep and wherever it begins") {
+  auto options = s3::quick_server();
+  options.objects.page = 5;
+  s3::server server{options};
+  auto store = store_at(s3::own_bucket_at(server.endpoint()));
+  std::vector<std::string> all;
+  for (const char* directory : {"a/", "b/", "b/x/", "b/y/", "c/"})
+    for (int i = 10; i < 22; ++i) all.push_back("of/" + std::string(directory) + std::to_string(i));
+  for (const auto& key : all) server.objects().put_behind_the_back("bucket", key, "");
+  for (const std::string prefix : {"", "of/", "of/b", "of/b/"})
+    for (std::size_t parts = 1; parts <= 4; ++parts)
+      for (const std::string after :
+           {"of/", "of/a/15", "of/b/", "of/b/15", "of/b/x/15", "of/b/~", "of/b0", "of/~"}) {
+        CAPTURE(prefix);
+        CAPTURE(parts);
+        CAPTURE(after);
+        auto expected = store.keys(prefix, parts);
+        std::erase_if(expected, [&](const auto& key) { return key <= after; });
+        CHECK(store.keys_after(prefix, after, parts) == expected);
+      }
 }
 
 TEST_CASE("an object of another length than create() was given is written nevertheless") {

@@ -145,8 +145,8 @@ struct not_sharing_archetype : sharing_archetype {
 
 struct listing_archetype : extended_archetype {
   using extended_archetype::extended_archetype;
-  std::vector<std::string> keys_after(std::string_view, std::string_view after) & {
-    return {std::string(after) + "more"};
+  std::vector<std::string> keys_after(std::string_view, std::string_view after, std::size_t parts) & {
+    return {std::string(after) + "more" + std::to_string(parts)};
   }
 };
 

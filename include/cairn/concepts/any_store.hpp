@@ -144,8 +144,8 @@ class any_store {
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix,
                                               std::size_t parts = detail::any_parts) const;
   /// See ListsKeysAfter; nothing where the store has none.
-  [[nodiscard]] std::optional<std::vector<std::string>> keys_after(std::string_view prefix,
-                                                                   std::string_view after) const;
+  [[nodiscard]] std::optional<std::vector<std::string>> keys_after(
+      std::string_view prefix, std::string_view after, std::size_t parts = detail::any_parts) const;
   /// See ConditionalRemove; by a look before where the store has none.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) const;
   /// See DistantStore; 0 where the store does not model it.

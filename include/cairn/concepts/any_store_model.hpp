@@ -72,8 +72,8 @@ struct store_face {
   virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
   virtual std::vector<listed_object> list(std::string_view prefix) = 0;
   virtual std::vector<std::string> keys(std::string_view prefix, std::size_t parts) = 0;
-  virtual std::optional<std::vector<std::string>> keys_after(std::string_view prefix,
-                                                             std::string_view after) = 0;
+  virtual std::optional<std::vector<std::string>> keys_after(std::string_view prefix, std::string_view after,
+                                                             std::size_t parts) = 0;
   virtual void remove(std::string_view key) = 0;
   virtual bool remove_if(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
@@ -222,9 +222,10 @@ struct store_model final : store_face {
     return list_keys(store, prefix, parts);
   }
   std::optional<std::vector<std::string>> keys_after([[maybe_unused]] std::string_view prefix,
-                                                     [[maybe_unused]] std::string_view after) override {
+                                                     [[maybe_unused]] std::string_view after,
+                                                     [[maybe_unused]] std::size_t parts) override {
     if constexpr (ListsKeysAfter<S>)
-      return store.keys_after(prefix, after);
+      return store.keys_after(prefix, after, parts);
     else
       return std::nullopt;
   }

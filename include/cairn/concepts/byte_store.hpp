@@ -197,11 +197,13 @@ template <ByteStore S>
 
 /// A ByteStore that lists the keys behind one at the cost of these alone, such as object storage.
 ///
-/// - `keys_after(prefix, after)`: returns the keys of list(prefix) that are greater than `after`, in the same order.
+/// - `keys_after(prefix, after, components)`: returns the keys of list(prefix) that are greater than `after` and have at
+///   most so many components between slashes, in the same order. Directories that hold only longer keys are not read.
 template <class S>
-concept ListsKeysAfter = ByteStore<S> && requires(S& s, std::string_view prefix, std::string_view after) {
-  { s.keys_after(prefix, after) } -> std::same_as<std::vector<std::string>>;
-};
+concept ListsKeysAfter =
+    ByteStore<S> && requires(S& s, std::string_view prefix, std::string_view after, std::size_t parts) {
+      { s.keys_after(prefix, after, parts) } -> std::same_as<std::vector<std::string>>;
+    };
 
 /// A ByteStore that compares and removes in one step, so that a caller never removes an object that
 /// somebody else put under the key in between.

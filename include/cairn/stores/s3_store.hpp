@@ -133,8 +133,9 @@ class s3_store {
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix);
   /// See ListsKeys: large directories that hold only longer keys cost nothing.
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t parts);
-  /// See ListsKeysAfter: a request for each 1000 of these keys.
-  [[nodiscard]] std::vector<std::string> keys_after(std::string_view prefix, std::string_view after);
+  /// See ListsKeysAfter: as keys(), at the cost of what is behind `after`.
+  [[nodiscard]] std::vector<std::string> keys_after(std::string_view prefix, std::string_view after,
+                                                    std::size_t parts);
 
   /// See LinksObjects: the service copies the object itself, in parts of 64 MiB and more, several at once; no byte goes
   /// through this process, unless the service knows no such copies. Costs a request for each part and five more. See
@@ -182,7 +183,8 @@ class s3_store {
   static void check_key(std::string_view key);
   static void read_all_of(detail::s3_bucket& bucket, std::span<const read_range> ranges,
                           detail::s3_read_counts* counts);
-  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix, std::size_t deeper);
+  [[nodiscard]] std::vector<listed_object> list(std::string_view prefix, std::size_t deeper,
+                                                std::string_view after = {});
   [[nodiscard]] std::string full_key(std::string_view key) const;
   [[nodiscard]] std::string full_prefix(std::string_view prefix) const;
   [[noreturn]] void fail_exists(const std::string& key) const;

@@ -119,8 +119,9 @@ CAIRN_BODY std::optional<space_left> any_store::free_space() const {
   return face_->free_space();
 }
 CAIRN_BODY std::optional<std::vector<std::string>> any_store::keys_after(std::string_view prefix,
-                                                                         std::string_view after) const {
-  return face_->keys_after(prefix, after);
+                                                                         std::string_view after,
+                                                                         std::size_t parts) const {
+  return face_->keys_after(prefix, after, parts);
 }
 CAIRN_BODY std::vector<std::string> any_store::keys(std::string_view prefix, std::size_t parts) const {
   return face_->keys(prefix, parts);

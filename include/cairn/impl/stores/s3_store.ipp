@@ -156,40 +156,31 @@ CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix) {
   return list(prefix, SIZE_MAX);
 }
 CAIRN_BODY std::vector<std::string> s3_store::keys(std::string_view prefix, std::size_t parts) {
+  return keys_after(prefix, {}, parts);
+}
+CAIRN_BODY std::vector<std::string> s3_store::keys_after(std::string_view prefix, std::string_view after,
+                                                         std::size_t parts) {
   const auto slashes = static_cast<std::size_t>(std::count(prefix.begin(), prefix.end(), '/'));
   std::vector<std::string> found;
   if (parts <= slashes) return found;
-  for (auto& o : list(prefix, parts - slashes - 1)) found.push_back(std::move(o.key));
+  for (auto& o : list(prefix, parts - slashes - 1, after)) found.push_back(std::move(o.key));
   return found;
 }
-CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix, std::size_t deeper) {
+CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix, std::size_t deeper,
+                                                     std::string_view after) {
   const auto full = full_prefix(prefix);
-  const auto own = bucket_->client.options().prefix.size();
-  auto found = bucket_->list(full, deeper);
-  for (auto& o : found) o.key.erase(0, own);
-  detail::erase_if(found, [](const listed_object& o) {
-    return !valid_key(o.key) || o.key.starts_with(detail::s3_bucket::probe_prefix);
+  const auto& own = bucket_->client.options().prefix;
+  auto found = bucket_->list(full, deeper, after.empty() ? "" : own + std::string(after));
+  for (auto& o : found) o.key.erase(0, own.size());
+  detail::erase_if(found, [&](const listed_object& o) {
+    // A service may not know where to begin.
+    return o.key <= after || !valid_key(o.key) || o.key.starts_with(detail::s3_bucket::probe_prefix);
   });
   detail::sort(found, [](const auto& a, const auto& b) { return a.key < b.key; });
   found.erase(
       std::unique(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.key == b.key; }),
       found.end());
   return found;
-}
-
-CAIRN_BODY std::vector<std::string> s3_store::keys_after(std::string_view prefix, std::string_view after) {
-  const auto full = full_prefix(prefix);
-  const auto own = bucket_->client.options().prefix.size();
-  std::vector<std::string> keys;
-  for (const auto& o : bucket_->list_after(full, bucket_->client.options().prefix + std::string(after))) {
-    auto key = o.key.substr(own);
-    // A service may not know where to begin.
-    if (key > after && valid_key(key) && !key.starts_with(detail::s3_bucket::probe_prefix))
-      keys.push_back(std::move(key));
-  }
-  detail::sort(keys);
-  detail::erase_repeated(keys);
-  return keys;
 }
 
 CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to, deadline until) {

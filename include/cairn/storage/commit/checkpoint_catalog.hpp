@@ -40,8 +40,8 @@ class checkpoint_catalog {
   /// Returns the steps with a manifest, ascending, without late manifests (see step_objects).
   /// Costs one listing, without the directories of ranks, and one request for each manifest beside a mark.
   [[nodiscard]] std::vector<std::int64_t> list() const;
-  /// See ListsFrom. Where the store lists keys behind one: a look at the manifest of `step`, and a listing of what is
-  /// behind its directory; else as list().
+  /// See ListsFrom. Where the store lists keys behind one: a listing of what is behind the directory of `step`, as that
+  /// of list(), a look at its manifest, and a listing of the marks beside it; else as list().
   [[nodiscard]] std::vector<std::int64_t> list_from(std::int64_t step) const;
 
   /// Removes a checkpoint or what is left of one: the manifest first, then all objects of cairn in its

@@ -72,10 +72,10 @@ class s3_bucket {
   [[nodiscard]] bool lives(const std::string& id);
 
   /// All objects below a prefix whose keys have at most `deeper` slashes behind it, not sorted; learns their ETags. Keys
-  /// outside of it are passed over. Large directories are listed at once, by several threads.
-  [[nodiscard]] std::vector<listed_object> list(const std::string& prefix, std::size_t deeper = SIZE_MAX);
-  /// Those whose keys are greater than `after`, as the service gives them: it may not know where to begin.
-  [[nodiscard]] std::vector<listed_object> list_after(const std::string& prefix, const std::string& after);
+  /// outside of it are passed over. Large directories are listed at once, by several threads. With `after`, those whose
+  /// keys are greater, and perhaps more: a service may not know where to begin.
+  [[nodiscard]] std::vector<listed_object> list(const std::string& prefix, std::size_t deeper = SIZE_MAX,
+                                                const std::string& after = "");
 
   /// All uploads below a prefix that were begun and not ended.
   [[nodiscard]] std::vector<open_upload> uploads(const std::string& prefix);
@@ -97,11 +97,11 @@ class s3_bucket {
  private:
   [[noreturn]] void fail_answer(std::string_view what) const;
   [[nodiscard]] std::vector<listed_object> list(thread_pool& pool, const std::string& prefix,
-                                                std::size_t deeper);
+                                                std::size_t deeper, const std::string& after);
   /// Returns the token of the next page; "" where there is none.
   [[nodiscard]] std::string add_page(const std::string& prefix, const std::string& token, bool by_directory,
                                      std::vector<listed_object>& found, std::vector<std::string>& directories,
-                                     const std::string& after = "");
+                                     const std::string& after);
   static std::optional<std::string> decoded(std::string_view text, bool encoded);
   static std::optional<std::string> key_of(const xml_element& e, bool encoded);
 

@@ -45,10 +45,14 @@ CAIRN_BODY std::vector<std::int64_t> checkpoint_catalog::list_from(std::int64_t 
   constexpr std::int64_t order_ends =
       10'000'000;  // then numbers of nine digits may sort before those of eight
   if (step >= 0 && step < order_ends)
-    if (const auto keys = store_.innermost().keys_after("step-", step_directory(step) + "/~")) {
-      auto found = objects_.committed_among(*keys);
-      if (store_.size(manifest_key(step))) found.insert(found.begin(), step);
-      return found;
+    // '0' comes after '/': no directory is cut.
+    if (auto keys = store_.innermost().keys_after("step-", step_directory(step) + "0", 2)) {
+      if (auto key = manifest_key(step); store_.size(key)) {
+        keys->push_back(std::move(key));
+        for (auto& mark : store_.keys(step_directory(step) + "/aborted.", 2))
+          keys->push_back(std::move(mark));
+      }
+      return objects_.committed_among(*keys);
     }
   auto found = list();
   detail::erase_if(found, [&](auto s) { return s < step; });

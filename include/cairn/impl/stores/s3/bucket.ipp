@@ -136,31 +136,22 @@ CAIRN_BODY std::string s3_bucket::add_page(const std::string& prefix, const std:
   return next;
 }
 
-CAIRN_BODY std::vector<listed_object> s3_bucket::list_after(const std::string& prefix,
-                                                            const std::string& after) {
-  std::vector<listed_object> found;
-  std::vector<std::string> none;
-  std::set<std::string> seen;
-  for (std::string token;;) {
-    token = add_page(prefix, token, false, found, none, after);
-    if (token.empty()) return found;
-    if (!seen.insert(token).second) fail_answer("a listing that never ends");
-  }
-}
-
-CAIRN_BODY std::vector<listed_object> s3_bucket::list(const std::string& prefix, std::size_t deeper) {
+CAIRN_BODY std::vector<listed_object> s3_bucket::list(const std::string& prefix, std::size_t deeper,
+                                                      const std::string& after) {
   thread_pool pool;
-  return list(pool, prefix, deeper);
+  return list(pool, prefix, deeper, after);
 }
 
 CAIRN_BODY std::vector<listed_object> s3_bucket::list(thread_pool& pool, const std::string& prefix,
-                                                      std::size_t deeper) {
+                                                      std::size_t deeper, const std::string& after) {
+  // A service that lists directories takes the name of one for its end, and begins behind it.
+  if (!after.empty() && after <= prefix) return list(pool, prefix, deeper, {});
   std::vector<listed_object> found;
   std::vector<std::string> directories;
   std::set<std::string> seen;
   std::string token;
   const auto next_page = [&](bool by_directory) {
-    token = add_page(prefix, token, by_directory, found, directories);
+    token = add_page(prefix, token, by_directory, found, directories, after);
     if (!token.empty() && !seen.insert(token).second) fail_answer("a listing that never ends");
     return !token.empty();
   };
@@ -191,9 +182,17 @@ CAIRN_BODY std::vector<listed_object> s3_bucket::list(thread_pool& pool, const s
       seen.clear();
       while (next_page(true)) {
       }
+      // Not each service shows the directory that `after` is in.
+      if (const auto slash = after.find('/', prefix.size());
+          slash != std::string::npos && after.starts_with(prefix)) {
+        auto cut = after.substr(0, slash + 1);
+        if (!detail::contains(directories, cut)) directories.push_back(std::move(cut));
+      }
       std::vector<std::vector<listed_object>> parts(directories.size());
-      pool.run(parts.size(), client.options().in_flight,
-               [&](std::size_t i) { parts[i] = list(pool, directories[i], deeper - 1); });
+      pool.run(parts.size(), client.options().in_flight, [&](std::size_t i) {
+        const auto& directory = directories[i];
+        parts[i] = list(pool, directory, deeper - 1, after.starts_with(directory) ? after : std::string());
+      });
       for (auto& part : parts)
         found.insert(found.end(), std::make_move_iterator(part.begin()), std::make_move_iterator(part.end()));
       return found;
