@@ -15,12 +15,15 @@ if(CMAKE_CXX_FLAGS MATCHES "-fprofile-instr-generate")
   target_compile_options(cairn_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${cairn_profiled}>")
 endif()
 
-# Where programs are not optimised, as that compiles fastest, this optimises what most of their time goes into.
-set(CAIRN_COMPILED_OPTIONS "" CACHE STRING "Further options of the compiler for cairn::compiled and the libraries beside it")
+# Where programs are not optimised, as that compiles fastest, this optimises what most of their time goes into. S3,
+# worker processes and links mostly wait: to optimise them takes longer than it saves their tests.
+set(CAIRN_COMPILED_OPTIONS "" CACHE STRING "Further options of the compiler for cairn::compiled, compiled_zstd and compiled_parity")
 separate_arguments(cairn_compiled_options UNIX_COMMAND "${CAIRN_COMPILED_OPTIONS}")
 foreach(name IN LISTS cairn_compiled_here)
   target_link_libraries(cairn_${name} PRIVATE $<BUILD_INTERFACE:cairn_warnings>)
-  target_compile_options(cairn_${name} PRIVATE ${cairn_compiled_options})
+  if(name MATCHES "^compiled(_zstd|_parity)?$")
+    target_compile_options(cairn_${name} PRIVATE ${cairn_compiled_options})
+  endif()
 endforeach()
 
 # The C interface has an example and tests in C, with the sanitizers of the C++ part where both compilers are of one kind.
