@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/compiler.hpp>
+#include <cairn/system/shared.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -23,7 +24,7 @@ class callback<Result(Arguments...)> {
   /// Holds nothing, and must not be called.
   callback() noexcept = default;
   callback(std::nullptr_t) noexcept {}
-  /// Holds a copy of `callable`; nothing of a null pointer or an empty std::function. Allocates once.
+  /// Holds a copy of `callable`; nothing of a null pointer or an empty std::function. Allocates twice.
   template <class Callable>
     requires(!std::same_as<std::remove_cvref_t<Callable>, callback> &&
              std::is_invocable_r_v<Result, std::decay_t<Callable>&, Arguments...>)
@@ -31,7 +32,7 @@ class callback<Result(Arguments...)> {
     using stored = std::decay_t<Callable>;
     if constexpr (may_be_empty<std::remove_reference_t<Callable>>)
       if (!static_cast<bool>(callable)) return;
-    held_ = std::make_shared<stored>(std::forward<Callable>(callable));
+    held_ = detail::make_shared<stored>(std::forward<Callable>(callable));
     call_ = [](void* held, Arguments... arguments) -> Result {
       if constexpr (std::is_void_v<Result>)
         static_cast<void>((*static_cast<stored*>(held))(std::forward<Arguments>(arguments)...));

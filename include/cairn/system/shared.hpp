@@ -21,7 +21,7 @@ concept KnowsItsOwner = requires(T& object) { object.weak_from_this(); };
 template <class T, class... Arguments>
 [[nodiscard]] std::shared_ptr<T> make_shared(Arguments&&... arguments) {
   if constexpr (KnowsItsOwner<T>) {
-    return std::make_shared<T>(std::forward<Arguments>(arguments)...);
+    return std::shared_ptr<T>(new std::remove_const_t<T>(std::forward<Arguments>(arguments)...));
   } else {
     using object = std::remove_const_t<T>;
     auto* const made = new object(std::forward<Arguments>(arguments)...);

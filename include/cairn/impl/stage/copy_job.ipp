@@ -81,7 +81,7 @@ CAIRN_BODY copy_job::copy_job(std::shared_ptr<image_fill> fill, std::shared_ptr<
       left_(ranges_.size()),
       early_left_(early_.size()) {
   if (fill_->options().overlapped)
-    parts_ = parts != nullptr ? std::move(parts) : std::make_shared<part_copying>();
+    parts_ = parts != nullptr ? std::move(parts) : detail::make_shared<part_copying>();
   if (ranges_.empty()) complete();
 }
 

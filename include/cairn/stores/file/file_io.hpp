@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -142,6 +140,9 @@ class bounce_buffers {
  public:
   explicit bounce_buffers(std::size_t bytes, std::size_t alignment) noexcept
       : bytes_(bytes), alignment_(alignment) {}
+  bounce_buffers(const bounce_buffers&) = delete;
+  bounce_buffers& operator=(const bounce_buffers&) = delete;
+  ~bounce_buffers();
 
   class lease {
    public:
@@ -160,15 +161,12 @@ class bounce_buffers {
   [[nodiscard]] lease take();
 
  private:
-  struct deleter {
-    void operator()(std::byte* memory) const noexcept { std::free(memory); }
-  };
   void give_back(std::byte* memory) noexcept;
 
   std::size_t bytes_;
   std::size_t alignment_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<std::byte, deleter>> free_;
+  std::vector<void*> free_;
 };
 
 }  // namespace detail

@@ -11,10 +11,8 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <new>
-#include <utility>
 
 namespace cairn {
 inline namespace v1 {
@@ -41,6 +39,10 @@ CAIRN_BODY file_size_signal_blocked::~file_size_signal_blocked() {
   errno = error;
 }
 
+CAIRN_BODY bounce_buffers::~bounce_buffers() {
+  for (void* const memory : free_) std::free(memory);
+}
+
 CAIRN_BODY bounce_buffers::lease::~lease() {
   owner_->give_back(memory_);
 }
@@ -49,7 +51,7 @@ CAIRN_BODY bounce_buffers::lease bounce_buffers::take() {
   {
     const std::lock_guard lock(mutex_);
     if (!free_.empty()) {
-      auto* memory = free_.back().release();
+      auto* memory = static_cast<std::byte*>(free_.back());
       free_.pop_back();
       return {*this, memory};
     }
@@ -60,11 +62,11 @@ CAIRN_BODY bounce_buffers::lease bounce_buffers::take() {
 }
 
 CAIRN_BODY void bounce_buffers::give_back(std::byte* memory) noexcept {
-  std::unique_ptr<std::byte, deleter> owned(memory);
   try {
     const std::lock_guard lock(mutex_);
-    free_.push_back(std::move(owned));
-  } catch (...) {  // then it is freed
+    free_.push_back(memory);
+  } catch (...) {
+    std::free(memory);
   }
 }
 
