@@ -39,16 +39,20 @@ using wanted_items = std::vector<wanted_item>;
 /// @throws peer_error on what is none.
 [[nodiscard]] wanted_items decode_wants(std::span<const std::byte> bytes, int world_size);
 
-/// What all ranks want.
+/// What all ranks want. Its virtual functions are inline: a class with another one is compiled in each program.
 class read_requests final : public shared_wants {
  public:
   explicit read_requests(wanted_items items) : items_(std::move(items)) {}
 
   /// O(progressions + ranks that want them).
-  void overlapping(std::string_view name, const chunk& box, std::vector<wanted_box>& out) override;
+  void overlapping(std::string_view name, const chunk& box, std::vector<wanted_box>& out) override {
+    find_overlapping(name, box, out);
+  }
   [[nodiscard]] rank_sets& sets() noexcept override { return sets_; }
 
  private:
+  void find_overlapping(std::string_view name, const chunk& box, std::vector<wanted_box>& out);
+
   wanted_items items_;
   rank_sets sets_;
 };

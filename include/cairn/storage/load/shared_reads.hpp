@@ -23,7 +23,8 @@ namespace detail {
 
 /// The data of a load that is shared: finds the blocks that other ranks want, too, reads this rank's share of
 /// them, and takes what others have read. Where files have holders, each of these reads what it wants by itself, and what
-/// others want of its files, which `work` has as items without wants.
+/// others want of its files, which `work` has as items without wants. Its virtual functions are inline: a class with another one is compiled in each
+/// program.
 class shared_blocks final : public shared_source {
  public:
   shared_blocks(const any_store& store, const load_work& work, shared_wants& wants, std::int32_t rank,
@@ -33,12 +34,18 @@ class shared_blocks final : public shared_source {
   [[nodiscard]] std::vector<shared_read> find_shared_reads();
   /// The files that this rank reads something of.
   [[nodiscard]] std::vector<bool> files_of(list_view<const shared_read> reads) const;
-  void sets_of(const shared_read& u, std::vector<const rank_set*>& out) const override;
+  void sets_of(const shared_read& u, std::vector<const rank_set*>& out) const override {
+    add_sets_of(u, out);
+  }
 
-  [[nodiscard]] read_bundles read(shared_window window, std::span<const std::byte> head) override;
+  [[nodiscard]] read_bundles read(shared_window window, std::span<const std::byte> head) override {
+    return read_window(window, head);
+  }
 
   void take(shared_window window, std::int32_t reader, const rank_set* set,
-            std::span<const std::byte> bundle) override;
+            std::span<const std::byte> bundle) override {
+    take_bundle(window, reader, set, bundle);
+  }
 
   /// Reads what nobody else wants.
   void read_alone();
@@ -54,6 +61,10 @@ class shared_blocks final : public shared_source {
     const rank_set* ranks;
     bool mine;
   };
+  void add_sets_of(const shared_read& u, std::vector<const rank_set*>& out) const;
+  [[nodiscard]] read_bundles read_window(shared_window window, std::span<const std::byte> head);
+  void take_bundle(shared_window window, std::int32_t reader, const rank_set* set,
+                   std::span<const std::byte> bundle);
   /// A message lies in ordinary memory: devices get it from a buffer of theirs.
   void put_on_devices(const load_item& item, const part& from, std::uint64_t begin,
                       std::span<const std::byte> bytes, std::uint64_t scratch_bytes);

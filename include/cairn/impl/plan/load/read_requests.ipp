@@ -159,8 +159,8 @@ CAIRN_BODY wanted_items decode_wants(std::span<const std::byte> bytes, int world
   }
 }
 
-CAIRN_BODY void read_requests::overlapping(std::string_view name, const chunk& box,
-                                           std::vector<wanted_box>& out) {
+CAIRN_BODY void read_requests::find_overlapping(std::string_view name, const chunk& box,
+                                                std::vector<wanted_box>& out) {
   out.clear();
   const auto at = std::lower_bound(items_.begin(), items_.end(), name,
                                    [](const wanted_item& i, std::string_view n) { return i.name < n; });

@@ -143,11 +143,11 @@ CAIRN_BODY std::vector<bool> shared_blocks::files_of(list_view<const shared_read
   return files;
 }
 
-CAIRN_BODY void shared_blocks::sets_of(const shared_read& u, std::vector<const rank_set*>& out) const {
+CAIRN_BODY void shared_blocks::add_sets_of(const shared_read& u, std::vector<const rank_set*>& out) const {
   for_each_part(u, [&](const part& p, std::uint64_t) { out.push_back(p.ranks); });
 }
 
-CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<const std::byte> head) {
+CAIRN_BODY read_bundles shared_blocks::read_window(shared_window window, std::span<const std::byte> head) {
   struct own_read {
     block_place at;
     const shared_read* read;
@@ -196,8 +196,8 @@ CAIRN_BODY read_bundles shared_blocks::read(shared_window window, std::span<cons
   return bundles;
 }
 
-CAIRN_BODY void shared_blocks::take(shared_window window, std::int32_t reader, const rank_set* set,
-                                    std::span<const std::byte> bundle) {
+CAIRN_BODY void shared_blocks::take_bundle(shared_window window, std::int32_t reader, const rank_set* set,
+                                           std::span<const std::byte> bundle) {
   struct received_range {
     block_place at;
     const part* from;
