@@ -148,7 +148,6 @@ class checkpointer : public checkpointer_base {
                                .options = detail::take<role::options, checkpointer_options, P...>(arguments),
                                .keep = {},
                                .overlapped = Overlapped,
-                               .checked = false,
                                .devices = take_devices(arguments)};
     if constexpr (alone<P...>)
       parts.group = detail::parts_of_one_rank();
@@ -169,10 +168,9 @@ class checkpointer : public checkpointer_base {
       parts.tier = detail::make_tier_parts<void>(tier, persisting, std::move(spread), std::move(redundant));
     }
     if constexpr (detail::count_of<role::options, P...> == 1) parts.apart = &detail::make_apart_layouts<void>;
-    if constexpr (detail::count_of<role::check, P...> == 1) {
-      parts.checked = detail::take<role::check, cairn::checked, P...>(arguments).on;
-      parts.checks = &detail::make_copy_checks<void>;
-    }
+    if constexpr (detail::count_of<role::check, P...> == 1)
+      if (detail::take<role::check, cairn::checked, P...>(arguments).on)
+        parts.checks = &detail::make_copy_checks<void>;
     if constexpr (detail::count_of<role::read_sharing, P...> == 1)
       parts.options.sharing = detail::take<role::read_sharing, read_sharing, P...>(arguments);
     if constexpr (detail::count_of<role::access, P...> == 1 || detail::is_read_only<StorageType>)

@@ -40,7 +40,6 @@ struct engine_parts {
   retention_policy keep;                ///< empty: everything stays
   retaining_maker retaining = nullptr;  ///< null: there is no policy
   bool overlapped = false;
-  bool checked = false;
   owned<copy_checks> (*checks)() = nullptr;   ///< of checked{}; null: not asked for
   owned<apart_layouts> (*apart)() = nullptr;  ///< of options with link_unchanged; null: not asked for
   std::shared_ptr<device_access> devices;     ///< null: the stager's, where it brings any

@@ -5,6 +5,7 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/function_ref.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -42,6 +43,10 @@ class step_objects {
 
   /// Removes objects, in this order; of many, several at once. After an error no further removal begins.
   void remove_all(const std::vector<std::string>& keys) const;
+  /// The same of those that `goes` names, the coordinator's record, or the file that holds it, before all others: a commit
+  /// that is under way checks for it last.
+  void remove_those(const std::vector<step_object>& objects,
+                    function_ref<bool(const step_object&)> goes) const;
   /// Removes the files of these attempts and returns their number. @pre after their marks existed, there
   /// was no manifest of theirs.
   std::uint64_t remove_files(std::int64_t step, const std::vector<std::uint64_t>& attempts) const;

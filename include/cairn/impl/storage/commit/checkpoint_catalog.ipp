@@ -67,14 +67,8 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   }
   const auto objects = objects_.objects_of(step);
   const auto of_removed = [&](const auto& o) { return o.is_file() && o.name.attempt == removed; };
-  // Remove the coordinator's record first, or the file that holds it: a commit that is under way checks for
-  // it last. Remove all files before making marks, which may need the space.
-  for (const auto& o : objects)
-    if (of_removed(o) && o.name.rank == 0 && o.name.kind == object_kind::record) store_.remove(o.key);
-  std::vector<std::string> keys;
-  for (const auto& o : objects)
-    if (of_removed(o)) keys.push_back(o.key);
-  objects_.remove_all(keys);
+  // Before making marks, which may need the space.
+  objects_.remove_those(objects, of_removed);
   auto attempts = detail::attempts_in(objects, removed);
   const auto begun = begun_attempts(step_directory(step) + "/");
   if (const auto at = begun.find(step); at != begun.end()) add_begun(attempts, at->second, removed);
@@ -85,7 +79,7 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
     return o.name.attempt == removed ||
            detail::any_of(attempts, [&](const auto& a) { return a.attempt == o.name.attempt; });
   };
-  keys.clear();
+  std::vector<std::string> keys;
   for (const auto& o : objects_.objects_of(step)) {
     if (o.own && o.name.kind == object_kind::manifest) continue;
     if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
@@ -104,19 +98,11 @@ CAIRN_BODY bool checkpoint_catalog::remove_attempt(save_attempt attempt) const {
   const auto objects = objects_.objects_of(attempt.step);
   const auto aside = objects_.quarantined_attempts(objects);
   if (detail::is_among(aside, attempt.attempt)) return false;  // moved aside meanwhile: its data stays
-  const auto is_first = [](const auto& o) {
-    return o.name.rank == 0 && o.name.kind == object_kind::record;  // as in remove()
-  };
   const auto goes = [&](const auto& o) {
     return o.is_quarantined() || (o.is_mark() && o.name.attempt == attempt.attempt) ||
            (o.is_file() && (o.name.attempt == attempt.attempt || detail::is_among(aside, o.name.attempt)));
   };
-  for (const auto& o : objects)
-    if (goes(o) && is_first(o)) store_.remove(o.key);
-  std::vector<std::string> keys;
-  for (const auto& o : objects)
-    if (goes(o)) keys.push_back(o.key);
-  objects_.remove_all(keys);
+  objects_.remove_those(objects, goes);
   return true;
 }
 

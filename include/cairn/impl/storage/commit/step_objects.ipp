@@ -96,6 +96,19 @@ CAIRN_BODY void step_objects::remove_all(const std::vector<std::string>& keys) c
   thread_pool().run(keys.size(), at_once, [&](std::size_t i) { store_.remove(keys[i]); });
 }
 
+CAIRN_BODY void step_objects::remove_those(const std::vector<step_object>& objects,
+                                           function_ref<bool(const step_object&)> goes) const {
+  std::vector<std::string> others;
+  for (const auto& o : objects) {
+    if (!goes(o)) continue;
+    if (o.name.rank == 0 && o.name.kind == object_kind::record)
+      store_.remove(o.key);
+    else
+      others.push_back(o.key);
+  }
+  remove_all(others);
+}
+
 CAIRN_BODY std::uint64_t step_objects::remove_files(std::int64_t step,
                                                     const std::vector<std::uint64_t>& attempts) const {
   if (attempts.empty()) return 0;
