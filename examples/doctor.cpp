@@ -48,8 +48,10 @@ tools::store_type open(const doctor_arguments& arguments) {
 
 tools::exit_status examine(const doctor_arguments& arguments, tools::terminal& lines) {
   auto store = open(arguments);
+  lines.progress_begun("trying " + arguments.url);
   const auto report = store.self_test();
   const auto space = store.free_space();
+  lines.end_progress();
   const bool refused =
       report.has(verdict::unusable) || (report.has(verdict::single_job) && !report.single_writer);
   if (arguments.json) {

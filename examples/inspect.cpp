@@ -75,31 +75,33 @@ std::string ranks_text(const cairn::chunk_set& chunks) {
 }
 
 /// One line for each checkpoint.
-exit_status print_list(const std::string& url, store_type& store, reader_type& reader, bool json) {
+exit_status print_list(const std::string& url, store_type& store, reader_type& reader, bool json,
+                       tools::terminal& lines) {
   const auto steps = reader.list();
   const auto pinned = cairn::detail::step_pins(cairn::any_store::lent(store)).steps();
   exit_status status = steps.empty() ? tools::nothing_there : tools::fine;
-  if (!json) std::printf("%s in %s\n", count_text(steps.size(), "checkpoint").c_str(), url.c_str());
+  if (!json) lines.say(count_text(steps.size(), "checkpoint") + " in " + url);
+  std::uint64_t looked_at = 0;
   for (const auto step : steps) {
+    lines.progress_counted("reading manifests", looked_at++, steps.size());
     try {
       const auto checkpoint = open(reader, step);
       const auto damage = damage_listed(store, checkpoint.manifest());
       const bool is_pinned = std::binary_search(pinned.begin(), pinned.end(), step);
       if (!damage.empty()) status = tools::damaged;
       if (json) {
-        inspecting::print_json(inspecting::json_of(checkpoint.manifest(), damage).truth("pinned", is_pinned));
+        lines.say(inspecting::json_of(checkpoint.manifest(), damage).truth("pinned", is_pinned).line());
         continue;
       }
-      std::printf("%s%s%s\n", summary(checkpoint.manifest()).c_str(), is_pinned ? "  pinned" : "",
-                  damage.empty() ? "" : ("  damaged: " + damage).c_str());
+      lines.say(summary(checkpoint.manifest()) + (is_pinned ? "  pinned" : "") +
+                (damage.empty() ? "" : "  damaged: " + damage));
     } catch (const cairn::corrupt_error& error) {
       status = tools::damaged;
-      if (json)
-        inspecting::print_json(tools::json_object().step("step", step).text("damaged", error.what()));
-      else
-        std::printf("step %lld  damaged: %s\n", static_cast<long long>(step), error.what());
+      lines.say(json ? tools::json_object().step("step", step).text("damaged", error.what()).line()
+                     : "step " + std::to_string(step) + "  damaged: " + error.what());
     }
   }
+  lines.end_progress();
   if (json) return status;
   for (const auto step : uncommitted_steps(store, steps)) {
     const auto why = interruption(store, step);
@@ -176,7 +178,8 @@ bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
 }
 
 /// Reads all of the checkpoints of these steps.
-exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, tools::terminal& lines) {
+exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, bool json,
+                   tools::terminal& lines) {
   exit_status status = tools::fine;
   for (const auto step : steps) {
     const auto name = "step " + std::to_string(step);
@@ -193,10 +196,19 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, 
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
       char text[40];
       std::snprintf(text, sizeof text, " read in %.2f s", seconds.count());
-      lines.say(name + "  verified: " + size_text(bytes) + text + ", every digest is right");
+      lines.say(json ? tools::json_object()
+                           .step("step", step)
+                           .truth("good", true)
+                           .number("bytes", bytes)
+                           .real("seconds", seconds.count())
+                           .line()
+                     : name + "  verified: " + size_text(bytes) + text + ", every digest is right");
     } catch (const cairn::error& error) {
       const auto found = tools::status_of(error);
       status = tools::worse(status, found);
+      if (json)
+        lines.say(
+            tools::json_object().step("step", step).truth("good", false).text("why", error.what()).line());
       lines.complain(name + (found == tools::damaged ? " is damaged: " : " cannot be read: ") + error.what());
     }
   }
@@ -217,8 +229,8 @@ exit_status inspect(const inspect_options& options, tools::terminal& lines) {
     }
     if (const auto job = inspecting::job_of_tier(*directory); !job.empty()) {
       if (!options.watch && options.step < 0 && options.items.empty())
-        return inspecting::print_tier(*directory, job, options.verify);
-      lines.complain(options.url + " is a local tier, of which only --verify can be asked");
+        return inspecting::print_tier(*directory, job, options.verify, options.json, lines);
+      lines.complain(options.url + " is a local tier, of which only --verify and --json can be asked");
       return tools::wrong_options;
     }
   }
@@ -227,21 +239,21 @@ exit_status inspect(const inspect_options& options, tools::terminal& lines) {
   reader_type reader = storage.reader();
   if (options.watch) return inspecting::watch(options.url, store, reader, options.watching);
   const bool one = options.step >= 0 || !options.items.empty();
-  if (!one && !options.verify) return print_list(options.url, store, reader, options.json);
+  if (!one && !options.verify) return print_list(options.url, store, reader, options.json, lines);
   auto steps = reader.list();
   if (options.step >= 0) steps = {options.step};
   if (steps.empty()) {
     lines.complain("there is no checkpoint in " + options.url);
     return tools::nothing_there;
   }
-  if (!one) return verify(reader, steps, lines);
+  if (!one) return verify(reader, steps, options.json, lines);
   if (!print_checkpoint(store, reader, steps.back(), options.items, options.json)) {
     lines.complain("no item of step " + std::to_string(steps.back()) + " matches --items");
     return tools::nothing_there;
   }
   if (!options.verify) return tools::fine;
-  std::printf("\n");
-  return verify(reader, {steps.back()}, lines);
+  if (!options.json) std::printf("\n");
+  return verify(reader, {steps.back()}, options.json, lines);
 }
 
 }  // namespace
@@ -267,8 +279,8 @@ int main(int argc, char** argv) {
       app.add_flag("--verify", options.verify,
                    "read every byte of all checkpoints, or of that of --step, and check the digests");
   app.add_flag("--json", options.json,
-               std::string(tools::json_help) + ": a checkpoint, or that of --step and its items")
-      ->excludes(verify);
+               std::string(tools::json_help) +
+                   ": a checkpoint, or that of --step and its items; with --verify, what was found of it");
   auto* watch = app.add_flag("--watch", options.watch,
                              "follow a run: a line for each checkpoint, each save in progress, each stale "
                              "attempt, and the age of\nthe newest checkpoint; ends with Ctrl-C or SIGTERM")

@@ -99,27 +99,30 @@ tools::exit_status run(const prune_arguments& arguments, const CLI::App& app, to
   }
   const cairn::stop_signal stop{SIGINT, SIGTERM};
   std::uint64_t freed = 0, going = 0;
-  const auto report =
-      cairn::prune(cairn::any_storage(storage), policy,
-                   {.remove = arguments.remove,
-                    .live_seconds = 3600 * arguments.live_hours,
-                    .told =
-                        [&](const cairn::pruned_checkpoint& c) {
-                          const bool goes = c.kept.empty();
-                          const auto* verb = !goes ? "stays" : c.removed ? "removed" : "would go";
-                          if (goes) freed += c.bytes, ++going;
-                          if (arguments.json)
-                            lines.say(tools::json_object()
-                                          .step("step", c.step)
-                                          .text("verdict", verb)
-                                          .text("why", c.kept)
-                                          .number("bytes", c.bytes)
-                                          .line());
-                          else
-                            lines.say("step " + std::to_string(c.step) + "  " + verb +
-                                      (goes ? "  " + tools::size_text(c.bytes) : ": " + c.kept));
-                        },
-                    .stop = [&] { return stop.requested(); }});
+  const auto report = cairn::prune(
+      cairn::any_storage(storage), policy,
+      {.remove = arguments.remove,
+       .live_seconds = 3600 * arguments.live_hours,
+       .told =
+           [&](const cairn::pruned_checkpoint& c) {
+             const bool goes = c.kept.empty();
+             const auto* verb = !goes ? "stays" : c.removed ? "removed" : "would go";
+             if (goes) freed += c.bytes, ++going;
+             if (arguments.json)
+               lines.say(tools::json_object()
+                             .step("step", c.step)
+                             .text("verdict", verb)
+                             .text("why", c.kept)
+                             .number("bytes", c.bytes)
+                             .line());
+             else
+               lines.say("step " + std::to_string(c.step) + "  " + verb +
+                         (goes ? "  " + tools::size_text(c.bytes) : ": " + c.kept));
+           },
+       .progress = [&](std::uint64_t done,
+                       std::uint64_t all) { lines.progress_counted("reading manifests", done, all); },
+       .stop = [&] { return stop.requested(); }});
+  lines.end_progress();
   if (!report.complete) {
     lines.complain(
         "ended by a signal; what was removed is gone, the rest is whole. Run the same command again");

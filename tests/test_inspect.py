@@ -59,7 +59,8 @@ def check_statuses(root):
     items = [json.loads(line) for line in run(INSPECT, directory, "--step", 2, "--json").splitlines()][1:]
     assert [(i["item"], i["dtype"], i.get("shape")) for i in items] == [
         ("learning_rate", "F64", None), ("weights", "F32", [512, 64])], items
-    run(INSPECT, directory, "--json", "--verify", status=WRONG_OPTIONS)
+    told = [json.loads(line) for line in run(INSPECT, directory, "--json", "--verify").splitlines()]
+    assert [(t["step"], t["good"], t["bytes"] > 0) for t in told] == [(s, True, True) for s in (1, 2, 3)], told
     run(INSPECT, directory, "--step", 9, status=NOTHING_THERE)
     run(INSPECT, directory, "--items", "none", status=NOTHING_THERE)
     run(INSPECT, status=WRONG_OPTIONS)
@@ -79,6 +80,7 @@ def check_statuses(root):
         file.write(b"damage")
     run(INSPECT, other)  # the manifests are whole
     expect(run(INSPECT, other, "--verify", status=DAMAGED), "^inspect: step 2 is damaged: ")
+    expect(run(INSPECT, other, "--verify", "--json", status=DAMAGED), r'^{"step": 2, "good": false, "why": ')
     run(INSPECT, other, "--verify", "--step", 1)
     # Lengths are compared without reading: cut, missing, and a record that is gone.
     length = os.path.getsize(data)

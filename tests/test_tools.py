@@ -164,6 +164,8 @@ def check_progress(root, directory):
     for doing, *command in (("reading", VERIFY, directory), ("sending", COPY, directory, root + "/shown"),
                             ("writing", EXPORT, directory, root + "/shown-model"), ("reading", INSPECT, directory, "--verify")):
         expect(shown(*command), rf"step [24]  {doing}  +\d+ %  [\d.]+ \w+ of [\d.]+ \w+")
+    expect(shown(PRUNE, directory, "--keep-last", 1), r"reading manifests  +\d+ %  0 of \d+")
+    expect(shown(DOCTOR, root), "trying " + re.escape(root))
     assert "%" not in run(VERIFY, directory)
 
 

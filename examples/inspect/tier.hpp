@@ -6,8 +6,8 @@
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/held_store.hpp>
 
+#include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -16,8 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "../tools/json.hpp"
 #include "../tools/status.hpp"
 #include "../tools/store.hpp"
+#include "../tools/terminal.hpp"
 
 namespace inspecting {
 
@@ -39,7 +41,8 @@ struct part_of_save {
 };
 
 /// A line for each save that a tier has; reads all of those that are held where `verify`.
-inline tools::exit_status print_tier(const std::string& directory, const std::string& job, bool verify) {
+inline tools::exit_status print_tier(const std::string& directory, const std::string& job, bool verify,
+                                     bool json, tools::terminal& lines) {
   std::vector<cairn::detail::held_name> names;
   std::map<std::pair<std::int64_t, std::uint64_t>, part_of_save> parts;
   bool spread = false;  // hosts keep pieces for one another, and each has a tier of its own
@@ -57,37 +60,59 @@ inline tools::exit_status print_tier(const std::string& directory, const std::st
   }
   std::vector<std::string> damaged;
   const auto held = cairn::detail::complete_saves(directory, names, damaged);
-  std::printf("%s held in %s, a local tier of %s\n", tools::count_text(held.size(), "save").c_str(),
-              directory.c_str(), job.c_str());
+  if (!json)
+    lines.say(tools::count_text(held.size(), "save") + " held in " + directory + ", a local tier of " + job);
   auto status = damaged.empty() ? held.empty() ? tools::nothing_there : tools::fine : tools::damaged;
   for (const auto& h : held) {
-    const auto step = static_cast<long long>(h.step);
+    const auto name = "step " + std::to_string(h.step);
     try {
       cairn::safetensors_reader reader{cairn::any_store(cairn::detail::held_store(directory, h, names))};
       auto opened = reader.open(h.step, reader.fetch(h.step));
       std::uint64_t bytes = 0;
       for (const auto& r : opened.manifest().records) bytes += r.data_bytes;
-      if (verify) static_cast<void>(reader.verify(opened, cairn::deadline::never()));
-      std::printf("step %lld  held  %s  %s  %s  run %s%s\n", step,
-                  tools::count_text(static_cast<std::uint64_t>(h.world_size), "rank").c_str(),
-                  tools::size_text(bytes).c_str(),
-                  tools::count_text(opened.manifest().content.items.size(), "item").c_str(),
-                  cairn::to_string(h.run).c_str(), verify ? "  every digest is right" : "");
+      std::atomic<std::uint64_t> done{0};
+      if (verify)
+        static_cast<void>(reader.verify(opened, cairn::deadline::never(), [&](std::uint64_t next) {
+          lines.progress(name + "  reading", done.fetch_add(next), bytes);
+        }));
+      const auto ranks = static_cast<std::uint64_t>(h.world_size);
+      const auto items = opened.manifest().content.items.size();
+      if (json) {
+        tools::json_object save;
+        save.step("step", h.step).number("ranks", ranks).number("bytes", bytes).number("items", items);
+        save.text("run", cairn::to_string(h.run)).truth("held", true);
+        if (verify) save.truth("good", true);
+        lines.say(save.line());
+        continue;
+      }
+      lines.say(name + "  held  " + tools::count_text(ranks, "rank") + "  " + tools::size_text(bytes) + "  " +
+                tools::count_text(items, "item") + "  run " + cairn::to_string(h.run) +
+                (verify ? "  every digest is right" : ""));
     } catch (const cairn::error& error) {
       status = tools::worse(status, tools::status_of(error));
-      std::printf("step %lld  damaged: %s\n", step, error.what());
+      lines.say(json ? tools::json_object().step("step", h.step).text("damaged", error.what()).line()
+                     : name + "  damaged: " + error.what());
     }
   }
-  for (const auto& text : damaged) std::printf("damaged: %s\n", text.c_str());
+  for (const auto& text : damaged)
+    lines.say(json ? tools::json_object().text("damaged", text).line() : "damaged: " + text);
   for (const auto& [save, of] : parts) {
-    const auto step = static_cast<long long>(save.first);
+    const auto name = "step " + std::to_string(save.first);
+    const auto ranks = " of " + std::to_string(of.world_size) + " ranks";
     if (of.held == of.world_size) continue;
-    if (!spread)
-      std::printf("step %lld  is held by %d of %d ranks, and so not held\n", step, of.held, of.world_size);
+    if (json)
+      lines.say(tools::json_object()
+                    .step("step", save.first)
+                    .step("ranks", of.world_size)
+                    .step("images", of.held)
+                    .step("pieces", of.pieces)
+                    .truth("held", false)
+                    .line());
+    else if (!spread)
+      lines.say(name + "  is held by " + std::to_string(of.held) + ranks + ", and so not held");
     else
-      std::printf(
-          "step %lld  here: images of %d and pieces for others of %d of %d ranks; see the other hosts\n",
-          step, of.held, of.pieces, of.world_size);
+      lines.say(name + "  here: images of " + std::to_string(of.held) + " and pieces for others of " +
+                std::to_string(of.pieces) + ranks + "; see the other hosts");
     if (spread && status == tools::nothing_there) status = tools::fine;
   }
   return status;

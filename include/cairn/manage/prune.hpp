@@ -26,6 +26,8 @@ struct prune_options {
   double live_seconds = 24 * 3600;
   /// Called for each checkpoint in ascending order, when it was decided and, with `remove`, removed.
   detail::callback<void(const pruned_checkpoint&)> told = {};
+  /// Called with how many manifests were read, and of how many, for people who wait.
+  detail::callback<void(std::uint64_t done, std::uint64_t all)> progress = {};
   /// Called before each removal; true ends the prune early.
   detail::callback<bool()> stop = {};
 };

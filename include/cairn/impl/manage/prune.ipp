@@ -44,9 +44,12 @@ struct prune_listing {
   return true;
 }
 
-inline prune_listing list_for_prune(any_reader reader) {
+inline prune_listing list_for_prune(any_reader reader, const prune_options& options) {
   prune_listing all;
-  for (const auto step : reader.list()) {
+  std::uint64_t looked_at = 0;
+  const auto steps = reader.list();
+  for (const auto step : steps) {
+    if (options.progress) options.progress(looked_at++, steps.size());
     retained_checkpoint about{.step = step};
     pruned_checkpoint verdict{.step = step};
     std::pair<run_id, std::uint64_t> saved;
@@ -83,7 +86,7 @@ CAIRN_BODY prune_report prune(const any_storage& storage, const retention_policy
   auto reader = storage.reader();
   auto writer = storage.writer();
   // First: what is noted later is of runs that see what is listed.
-  auto all = detail::list_for_prune(reader);
+  auto all = detail::list_for_prune(reader, options);
   const auto now = static_cast<std::int64_t>(std::time(nullptr));
   const auto reasons = policy.reasons(all.line, now);
   const auto pinned = writer.pinned();
