@@ -622,6 +622,70 @@ TEST_CASE("ranks refresh together: memory changes on all of them or on none") {
   });
 }
 
+TEST_CASE("of what several ranks want, each block that one of them lacks is read once") {
+  constexpr int ranks = 3;
+  trainer run;
+  run.tensors = {{"w", floats(8 * block_floats)}, {"v", floats(2 * block_floats, 3)}};
+  auto& w = run.tensors[0].second;
+  const auto save = [&](std::int64_t step, std::vector<std::size_t> blocks) {
+    for (const auto b : blocks) w[b * block_floats + 1] = -static_cast<float>(step);
+    run.save(step);
+    return run.tensors;
+  };
+  save(1, {});
+  const std::vector<std::vector<std::pair<std::string, std::vector<float>>>> saved = {
+      save(2, {2, 5}), save(3, {0}), save(4, {}), save(5, {7})};
+  damage(run.file_of(4), 4096 + 3 * cairn::digest_block_bytes + 9);
+  const cairn::thread_group group(ranks);
+  std::vector<std::vector<std::uint64_t>> read(ranks);
+  const auto wrong = cairn_test::said_on_ranks(ranks, [&](int rank) {
+    counted_store store(run.directory.path());
+    cairn::checkpointer ckpt{store, group.communicator(rank), quiet()};
+    struct memory {
+      std::vector<float> w = std::vector<float>(8 * block_floats), v = std::vector<float>(2 * block_floats);
+      cairn::state_dict state;
+      memory() {
+        state.tensor("w", w, {8 * static_cast<std::int64_t>(block_floats)});
+        state.tensor("v", v, {2 * static_cast<std::int64_t>(block_floats)});
+      }
+    };
+    memory first, second;  // the second is memory that one rank knows nothing of
+    auto& known = rank == 1 ? second : first;
+    ckpt.load(first.state, 1);
+    const auto refresh = [&](memory& m, std::int64_t step) {
+      static_cast<void>(store.take());
+      const auto report = ckpt.refresh(m.state, step);
+      read[static_cast<std::size_t>(rank)].push_back(store.take());
+      const auto& expected = saved[static_cast<std::size_t>(step - 2)];
+      if (m.w != expected[0].second || m.v != expected[1].second) throw std::runtime_error("other memory");
+      return report;
+    };
+    if (refresh(first, 2).blocks_equal != 8) throw std::runtime_error("not the blocks that changed");
+    if (refresh(known, 3).blocks_equal != (rank == 1 ? 0u : 9u)) throw std::runtime_error("other blocks");
+    // What one rank lacks is damaged: nobody's memory is known to be whole.
+    memory other;
+    try {
+      ckpt.refresh(rank == 2 ? other.state : known.state, 4);
+      throw std::runtime_error("no damage");
+    } catch (const cairn::corrupt_error&) {
+    }
+    const auto torn = ckpt.torn_items();
+    if (!std::binary_search(torn.begin(), torn.end(), "w")) throw std::runtime_error("nothing torn");
+    refresh(rank == 2 ? other : known, 5);
+    ckpt.close();
+  });
+  CHECK(wrong == std::vector<std::string>(ranks));
+  const auto by_all = [&](std::size_t i) {
+    std::uint64_t bytes = 0;
+    for (const auto& of : read) bytes += of.at(i);
+    return bytes;
+  };
+  constexpr auto block = cairn::digest_block_bytes;
+  CHECK(by_all(0) <= 2 * block + block / 20);   // of one record and manifest, too
+  CHECK(by_all(1) <= 10 * block + block / 20);  // by one rank, and by the others of it for that one
+  for (const auto& of : read) CHECK(of.at(1) < 10 * block);
+}
+
 TEST_CASE("one rank decides whether there is time for another checkpoint") {
   trainer run;
   run.tensors = {{"w", floats(10)}};

@@ -126,7 +126,7 @@ class checkpointer_base {
   /// before, and everything where the storage has no digests. The memory must be unchanged since then, and after a save()
   /// what several ranks hold must be the same bytes on all of them; neither is looked at, unless cairn::verify_memory is
   /// given. A checkpoint of a lower number is taken as well, where it is the newest: the run went back. Options: those
-  /// of load(). Collective; each rank reads what it lacks.
+  /// of load(). Collective; a block that several ranks lack is read by one of them, which sends it to all that want it.
   ///
   /// The digests that it needs take 8 bytes of memory for each MiB and some 150 for each item.
   /// @throws the same error on all ranks: storage_error (storage_not_committed) where there is no checkpoint. Memory is as

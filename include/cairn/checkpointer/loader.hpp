@@ -513,7 +513,7 @@ class loader {
   }
   /// This rank's part of a load from a manifest that all ranks have: checks, plans, reads. Sends no message, but
   /// where the ranks share what several want: then all read together, and it ends alike on all ranks where one
-  /// fails, but for what fails after the last exchange. `refreshing`: each rank reads what it lacks.
+  /// fails, but for what fails after the last exchange. `refreshing`: what no rank lacks is not read.
   load_report load_part(any_load_planner& planner, const state_dict& state, std::int64_t step,
                         std::span<const std::byte> manifest, load_request request, any_reader reader,
                         bool spread, block_refresh* refreshing = nullptr) {
@@ -539,8 +539,9 @@ class loader {
       if (devices_ != nullptr) copies = devices_->begin_load(options_.load_memory);
     };
     std::shared_ptr<read_exchange> exchange;
-    if (refreshing == nullptr && sharing_ != nullptr && reader.shares() &&
-        (spread || options_.sharing == read_sharing::on) && group_.size() > 1) {
+    const bool reads = refreshing == nullptr || refreshing->pass.what != block_pass::action::remember;
+    if (reads && sharing_ != nullptr && reader.shares() && (spread || options_.sharing == read_sharing::on) &&
+        group_.size() > 1) {
       const auto open_first = [&]() -> const metadata& {
         open();
         return opened->metadata();

@@ -85,6 +85,24 @@ class windowed_exchange final : public read_exchange {
     }
     if (failure != nullptr) std::rethrow_exception(failure);
   }
+  [[nodiscard]] std::vector<std::uint64_t> unite(function_ref<std::vector<std::uint64_t>()> make,
+                                                 deadline until) override {
+    auto own = collective_input::from([&] {
+      auto numbers = make();
+      detail::sort(numbers);
+      detail::erase_repeated(numbers);
+      return bytes_of_numbers(numbers);
+    });
+    const auto merge = [](std::vector<std::byte> left, std::vector<std::byte> right) {
+      if (left == right) return left;
+      auto both = read_numbers(left);
+      for (const auto n : read_numbers(right)) both.push_back(n);
+      detail::sort(both);
+      detail::erase_repeated(both);
+      return bytes_of_numbers(both);
+    };
+    return read_numbers(group_.tree_reduce_broadcast(std::move(own), merge, until));
+  }
 
  private:
   /// Memory of windows is then warm when it is used again; more gains nothing.
@@ -136,6 +154,19 @@ class windowed_exchange final : public read_exchange {
     } catch (const wire_error&) {
       fail(error_id::peer_bad_message, "the messages of the ranks about an exchange are damaged");
     }
+  }
+  static std::vector<std::byte> bytes_of_numbers(const std::vector<std::uint64_t>& numbers) {
+    wire_writer out;
+    for (const auto n : numbers) out.put(n);
+    return out.take();
+  }
+  static std::vector<std::uint64_t> read_numbers(std::span<const std::byte> bytes) {
+    if (bytes.size() % sizeof(std::uint64_t) != 0)
+      fail(error_id::peer_bad_message, "the messages of the ranks about what they lack are damaged");
+    wire_reader in(bytes);
+    std::vector<std::uint64_t> numbers(bytes.size() / sizeof(std::uint64_t));
+    for (auto& n : numbers) n = in.get<std::uint64_t>();
+    return numbers;
   }
   static std::vector<std::byte> least(std::vector<std::byte> left, std::vector<std::byte> right) {
     return read_position(right) < read_position(left) ? right : left;

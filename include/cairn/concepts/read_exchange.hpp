@@ -130,6 +130,10 @@ class read_exchange {
   /// @throws on all ranks alike what `make` or read() throws on one of them, and what take() throws on
   /// this one; peer_error, timeout_error
   virtual void run(detail::function_ref<shared_read_list()> make, std::uint64_t budget, deadline until) = 0;
+  /// Collective: the numbers that `make` gives on any rank, ascending, each once.
+  /// @throws on all ranks alike what `make` throws on one of them; peer_error, timeout_error
+  [[nodiscard]] virtual std::vector<std::uint64_t> unite(
+      detail::function_ref<std::vector<std::uint64_t>()> make, deadline until) = 0;
 
  protected:
   ~read_exchange() = default;

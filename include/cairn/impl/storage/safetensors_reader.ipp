@@ -136,25 +136,42 @@ CAIRN_BODY std::uint64_t safetensors_reader::read_shared(checkpoint_type& checkp
   detail::owned<detail::load_work> work;
   detail::owned<detail::shared_blocks> blocks;
   detail::owned<detail::block_comparison> known;
+  std::vector<shared_read> reads;
+  const bool some = options.blocks != nullptr && options.blocks->what == block_pass::action::compare;
+  const auto find_reads = [&] {
+    if (failure != nullptr) std::rethrow_exception(failure);
+    std::vector<std::int32_t> for_others;  // those of which somebody wants something
+    if (holders_ != nullptr)
+      for (std::int32_t r = 0; r < static_cast<std::int32_t>(holders_->of.size()); ++r)
+        if (detail::contains(holders_->of[static_cast<std::size_t>(r)], exchange.rank()) &&
+            checkpoint.has_record(r))
+          for_others.push_back(r);
+    work = detail::make_owned<detail::load_work>(find_work(checkpoint, plan, for_others));
+    if (some) check_files(*work, until, std::vector<bool>(work->files.size(), true));
+    find_targets(*work, checkpoint, state, plan, resolver, options);
+    if (options.blocks != nullptr)
+      known = detail::make_owned<detail::block_comparison>(*work, plan, *options.blocks, until);
+    blocks = detail::make_owned<detail::shared_blocks>(store_, *work, exchange.wants(), exchange.rank(),
+                                                       share, until, options.devices, holders_.get());
+    reads = blocks->find_shared_reads();
+  };
+  std::vector<std::uint64_t> lacked;  // by any rank: a block that one lacks goes to all that want it
+  if (some)
+    lacked = exchange.unite(
+        [&] {
+          find_reads();
+          return blocks->lack(reads, known->blocks());
+        },
+        until);
   exchange.run(
       [&]() -> shared_read_list {
-        if (failure != nullptr) std::rethrow_exception(failure);
-        std::vector<std::int32_t> for_others;  // those of which somebody wants something
-        if (holders_ != nullptr)
-          for (std::int32_t r = 0; r < static_cast<std::int32_t>(holders_->of.size()); ++r)
-            if (detail::contains(holders_->of[static_cast<std::size_t>(r)], exchange.rank()) &&
-                checkpoint.has_record(r))
-              for_others.push_back(r);
-        work = detail::make_owned<detail::load_work>(find_work(checkpoint, plan, for_others));
-        find_targets(*work, checkpoint, state, plan, resolver, options);
-        if (options.blocks != nullptr) {
-          known = detail::make_owned<detail::block_comparison>(*work, plan, *options.blocks, until);
-          known->begin();
+        if (some) {
+          known->add(blocks->leave_lacked(reads, lacked));
+        } else {
+          find_reads();
+          check_files(*work, until, blocks->files_of(reads));
         }
-        blocks = detail::make_owned<detail::shared_blocks>(store_, *work, exchange.wants(), exchange.rank(),
-                                                           share, until, options.devices, holders_.get());
-        auto reads = blocks->find_shared_reads();
-        check_files(*work, until, blocks->files_of(reads));
+        if (known != nullptr) known->begin();
         return {std::move(reads), &*blocks};
       },
       share, until);

@@ -25,6 +25,8 @@ class block_comparison {
 
   /// The blocks to read, in the order of the items. @pre the pass compares
   [[nodiscard]] list_view<const block_place> blocks() const noexcept { return blocks_; }
+  /// More blocks that are going to be written, with the bytes that memory has: as another rank lacks them.
+  void add(const std::vector<block_place>& blocks);
   /// Calls pass.ready(), and forgets what memory holds where it is going to change.
   void begin();
   /// Remembers what memory holds. @pre all blocks were delivered
@@ -34,6 +36,8 @@ class block_comparison {
   [[nodiscard]] filled_memory part_of(const load_item& item, const load_want& want,
                                       const load_plan& plan) const;
   void compare(deadline until);
+  template <class Each>
+  void for_each_want(block_place at, Each&& each) const;
   /// Whether memory holds a block, by its bytes; `room`: for a block whose bytes do not lie together.
   [[nodiscard]] static bool is_in_memory(const load_work& work, block_place at, std::vector<std::byte>& room);
 

@@ -32,6 +32,13 @@ class shared_blocks final : public shared_source {
                 const file_holders* holders = nullptr);
 
   [[nodiscard]] std::vector<shared_read> find_shared_reads();
+  /// For a refresh: this rank reads alone only what it lacks, `lacking`, ordered by item and block. Returns numbers, the
+  /// same on all ranks, of those of `reads` that it lacks.
+  [[nodiscard]] std::vector<std::uint64_t> lack(const std::vector<shared_read>& reads,
+                                                list_view<const block_place> lacking);
+  /// Leaves of `reads` those that some rank lacks, by their numbers, ascending. Returns the blocks of those that are left.
+  [[nodiscard]] std::vector<block_place> leave_lacked(std::vector<shared_read>& reads,
+                                                      const std::vector<std::uint64_t>& lacked);
   /// The files that this rank reads something of.
   [[nodiscard]] std::vector<bool> files_of(list_view<const shared_read> reads) const;
   void sets_of(const shared_read& u, std::vector<const rank_set*>& out) const override {
@@ -71,6 +78,9 @@ class shared_blocks final : public shared_source {
   void add_part(const load_item& item, const wanted_box& wanted, std::vector<part>& parts) const;
   /// The ranks that hold the file of an item; null: each rank can read it.
   [[nodiscard]] const rank_set* holders_of(const load_item& item) const;
+  /// What each of them takes of this rank's memory.
+  void count_costs(std::vector<shared_read>& reads) const;
+  [[nodiscard]] std::uint64_t number_of(const shared_read& u) const;
   /// Leaves of the parts what others than the holders want.
   void leave_to_others(const rank_set& holders, std::vector<part>& parts) const;
   /// What others would send must be what this rank waits for.

@@ -108,14 +108,26 @@ CAIRN_BODY void block_comparison::compare(deadline until) {
   }
   pass_.equal = pass_.blocks - blocks_.size();
   changes_.assign(changes_.size(), false);
-  for (const auto& at : blocks_) {
-    const auto& item = work_.items[at.item];
-    for (std::size_t k = item.first_want; k < item.first_want + item.wants; ++k) {
-      const auto& box = work_.wants[k].box;
-      if (box.before(at.block * digest_block_bytes) != box.before(end_of_block(item, at.block)))
-        changes_[k] = true;
-    }
+  for (const auto& at : blocks_) for_each_want(at, [&](std::size_t k) { changes_[k] = true; });
+}
+
+/// Calls each(k) for those that want something of a block.
+template <class Each>
+void block_comparison::for_each_want(block_place at, Each&& each) const {
+  const auto& item = work_.items[at.item];
+  for (std::size_t k = item.first_want; k < item.first_want + item.wants; ++k) {
+    const auto& box = work_.wants[k].box;
+    if (box.before(at.block * digest_block_bytes) != box.before(end_of_block(item, at.block))) each(k);
   }
+}
+
+CAIRN_BODY void block_comparison::add(const std::vector<block_place>& blocks) {
+  for (const auto& at : blocks)
+    for_each_want(at, [&](std::size_t k) {
+      if (changes_[k]) return;
+      changes_[k] = true;
+      pass_.changed.push_back(work_.wants[k].planned);
+    });
 }
 
 CAIRN_BODY bool block_comparison::is_in_memory(const load_work& work, block_place at,

@@ -127,12 +127,55 @@ CAIRN_BODY std::vector<shared_read> shared_blocks::find_shared_reads() {
           at.block >= blocks.size() || !blocks[static_cast<std::size_t>(at.block)])
         alone_.push_back(at);
   }
-  for (auto& u : reads)
+  count_costs(reads);
+  return reads;
+}
+
+CAIRN_BODY void shared_blocks::count_costs(std::vector<shared_read>& reads) const {
+  for (auto& u : reads) {
+    u.cost = 0;
     for_each_part(u, [&](const part& p, std::uint64_t bytes) {
       if (u.reader == rank_ ? p.ranks->ranks.size() > static_cast<std::size_t>(p.mine) : p.mine)
         u.cost += bytes;
     });
-  return reads;
+  }
+}
+
+CAIRN_BODY std::uint64_t shared_blocks::number_of(const shared_read& u) const {
+  const auto at = places_[u.index];
+  const auto& item = work_.items[at.item];
+  digest_stream what;
+  what.put(item.name).put(item.box.sizes.rank()).put(at.block);
+  for (int d = 0; d < item.box.sizes.rank(); ++d) what.put(item.box.offsets[d]).put(item.box.sizes[d]);
+  return what.value();
+}
+
+CAIRN_BODY std::vector<std::uint64_t> shared_blocks::lack(const std::vector<shared_read>& reads,
+                                                          list_view<const block_place> lacking) {
+  const auto lacks = [&](block_place at) {
+    const auto found =
+        std::lower_bound(lacking.begin(), lacking.end(), at, [](const block_place& a, const block_place& b) {
+          return a.item != b.item ? a.item < b.item : a.block < b.block;
+        });
+    return found != lacking.end() && found->item == at.item && found->block == at.block;
+  };
+  detail::erase_if(alone_, [&](const block_place& at) { return !lacks(at); });
+  std::vector<std::uint64_t> numbers;
+  for (const auto& u : reads)
+    if (lacks(places_[u.index])) numbers.push_back(number_of(u));
+  return numbers;
+}
+
+CAIRN_BODY std::vector<block_place> shared_blocks::leave_lacked(std::vector<shared_read>& reads,
+                                                                const std::vector<std::uint64_t>& lacked) {
+  detail::erase_if(reads, [&](const shared_read& u) {
+    return !std::binary_search(lacked.begin(), lacked.end(), number_of(u));
+  });
+  assign_readers(reads);  // reads for the same ranks are still in one order on all of them
+  count_costs(reads);
+  std::vector<block_place> left;
+  for (const auto& u : reads) left.push_back(places_[u.index]);
+  return left;
 }
 
 CAIRN_BODY std::vector<bool> shared_blocks::files_of(list_view<const shared_read> reads) const {
