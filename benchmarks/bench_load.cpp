@@ -10,8 +10,6 @@
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 
-#include <xxhash.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -72,7 +70,7 @@ void read_hashed(std::span<const read_file> files) {
                            1, [&](std::uint64_t i, std::uint64_t) {
                              const auto& [file, piece] = parts[i];
                              open[file].read(piece.to, piece.bytes, piece.offset);
-                             sum ^= XXH3_64bits(piece.to, piece.bytes);
+                             sum ^= cairn::digest(std::span<const std::byte>(piece.to, piece.bytes));
                            });
   cairn_bench::keep(sum.load());
 }

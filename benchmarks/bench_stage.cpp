@@ -5,8 +5,6 @@
 #include <cairn/stage/buffered_stager.hpp>
 #include <cairn/system/digest.hpp>
 
-#include <xxhash.h>
-
 #include <sys/mman.h>
 #include <CLI/CLI.hpp>
 
@@ -91,7 +89,8 @@ void copy_by_hand(const state& s, std::byte* image, std::vector<std::uint64_t>* 
         if (place.begin + at < begin || place.begin + at >= end) continue;
         const auto size = std::min(digest_block_bytes, place.bytes - at);
         std::memcpy(image + place.begin + at, from + at, size);
-        (*digests)[place.first_block + block] = XXH3_64bits(image + place.begin + at, size);
+        (*digests)[place.first_block + block] =
+            digest(std::span<const std::byte>(image + place.begin + at, size));
       }
     }
   };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -27,6 +28,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <support/planner_conformance.hpp>
 #include <utility>
@@ -1161,6 +1163,35 @@ TEST_CASE("a chunk_set is the list that it was made of") {
     }
   }
   CHECK(apart > 0);
+}
+
+TEST_CASE("a digest is the XXH3-64 of the bytes, whatever vectors the processor has") {
+  std::vector<std::byte> bytes((std::size_t{1} << 20) + 64);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<std::byte>((i * 7 + i / 256 * 13) % 256);
+  const std::span<const std::byte> all(bytes);
+  const std::pair<std::size_t, std::uint64_t> known[] = {{0, 0x2d06800538d394c2},
+                                                         {240, 0x4917a75c0ef8eed7},
+                                                         {1024, 0xcbeb9f3a1aeccda2},
+                                                         {4096, 0xd369ccdd2fdab183},
+                                                         {std::size_t{1} << 20, 0x0897bfa3a6d80f14}};
+  for (const auto& [size, value] : known) CHECK(cairn::digest(all.first(size)) == value);
+  for (std::size_t begin = 0; begin < 2; ++begin)
+    for (std::size_t size = 0; size <= 4200; ++size) {
+      const auto part = all.subspan(begin, size);
+      if (cairn::digest(part) != XXH3_64bits(part.data(), part.size())) FAIL(begin << ", " << size);
+    }
+  std::mt19937_64 random(31);
+  for (int k = 0; k < 20; ++k) {
+    cairn::detail::hash_state state;
+    const auto part = all.subspan(static_cast<std::size_t>(k));
+    for (std::size_t at = 0; at < part.size();) {
+      const auto piece = std::min<std::size_t>(part.size() - at, random() % (k % 2 == 0 ? 3000 : 40'000));
+      state.put(part.data() + at, piece);
+      at += piece;
+    }
+    CHECK(state.value() == XXH3_64bits(part.data(), part.size()));
+  }
 }
 
 TEST_CASE("a digest_stream gives the same digest as all its input at once") {

@@ -58,7 +58,7 @@ inline constexpr partial_t partial{};
 template <class O>
 concept RefreshOption = LoadOption<O> && requires { requires O::compares; };
 
-/// For refresh: trusts no memory. It hashes what the memory holds (about 10 GB/s a core) and loads each block that is
+/// For refresh: trusts no memory. It hashes what the memory holds (about 20 GB/s a core) and loads each block that is
 /// another one, and blocks of which this rank holds a part, which have no digest to compare with.
 struct verify_memory_t {
   static constexpr bool concerns_state = true;

@@ -59,7 +59,7 @@ struct checkpointer_options {
   std::uint64_t small_tensor_bytes = std::uint64_t{64} << 10;
   /// Finds tensors of 64 KiB and more that stay as they are, and treats them as if they were flagged cairn::frozen, for as
   /// long as they stay: what is the same in two saves in a row goes into files of its own, which later saves link. A
-  /// change brings the tensor back within the save that finds it. save() reads these tensors to find out (some 10 GB/s a
+  /// change brings the tensor back within the save that finds it. save() reads these tensors to find out (some 20 GB/s a
   /// thread, on up to four), also where it is overlapped{}, and all of them at the first save. Only memory of the host that
   /// is contiguous and stored without a cast. See docs/frozen-items.md.
   bool link_unchanged = false;
@@ -126,7 +126,7 @@ struct overlapped {
 /// Detects memory that changed between save() and its copying, which breaks the contract of ownership.
 /// Such a save fails with usage_memory_changed, which names the item and its first changed block of 1
 /// MiB, and publishes nothing. For debugging, with every stager and executor: save() digests the whole
-/// memory of its items (about 10 GB/s in the calling thread, and 8 bytes of memory for each MiB), and the
+/// memory of its items (about 20 GB/s in the calling thread, and 8 bytes of memory for each MiB), and the
 /// copy compares the digests. Pass it as any argument; `checked{false}` has no effect.
 struct checked {
   using cairn_role = role::check;

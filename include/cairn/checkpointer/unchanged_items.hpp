@@ -28,7 +28,7 @@ class unchanged_items {
   /// Looks at the memory of all items: those that are `unchanged()` afterwards are as they were at the call before. False
   /// where one that was is not any more, or another plan came: what was written before has other values then.
   ///
-  /// Reads items that are unchanged, and new ones, whole (some 10 GB/s a thread, on up to four); of others at most one
+  /// Reads items that are unchanged, and new ones, whole (some 20 GB/s a thread, on up to four); of others at most one
   /// block, and the more seldom the more often they changed.
   [[nodiscard]] bool look(const std::shared_ptr<const save_plan>& plan, const image_layout& layout,
                           const source_table& sources) {

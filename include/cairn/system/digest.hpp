@@ -21,7 +21,8 @@ inline namespace v1 {
 /// format.
 inline constexpr std::uint64_t digest_block_bytes = std::uint64_t{1} << 20;
 
-/// XXH3-64 (https://github.com/Cyan4973/xxHash, seed 0) of the bytes. About 10 GB/s from memory.
+/// XXH3-64 (https://github.com/Cyan4973/xxHash, seed 0) of the bytes. About 18 GB/s from
+/// memory; 25 where the processor has AVX2 and libxxhash is linked as a shared library.
 [[nodiscard]] std::uint64_t digest(std::span<const std::byte> bytes) noexcept;
 [[nodiscard]] std::uint64_t digest(std::string_view text) noexcept;
 /// Digest of an item: that of the digests of its blocks, as little-endian numbers.
