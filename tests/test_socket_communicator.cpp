@@ -411,7 +411,8 @@ TEST_CASE("impossible jobs are refused") {
   CHECK(refused({.name = "a job"}));
   CHECK(refused({.name = "job", .rank = 2, .size = 2}));
   CHECK(refused({.name = "job", .rank = 0, .size = 2}));
-  CHECK(refused(job, {.lost_after = 1s}));
+  CHECK(refused(job, {.lost_after = 999ms}));
+  CHECK(refused(job, {.stopped_after = 999ms}));
   job.key = "too short";
   CHECK(refused(job));
   job.key.clear();
@@ -485,6 +486,31 @@ TEST_CASE("a process that is killed is named on all others, with its host, and w
     me.await(0, 3);
   });
   for (const auto& each : ends) CHECK_MESSAGE((each.good() || each.killed()), each.text());
+}
+
+TEST_CASE("a process that is stopped, and says nothing for as long as it may, is lost on all others") {
+  const scratch_directory place;
+  const auto path = place.path() + "/job";
+  for (const int stopped : {0, 2}) {
+    process_ranks ranks(3);
+    ranks.hang_at(stopped, "stopped");
+    await_still_threads();
+    const auto ends = ranks.run([&](rank_process& me) {
+      cairn::collectives all{cairn::any_communicator(
+          socket_communicator(socket_job::in_file(path, me.rank(), 3), {.stopped_after = 1s}))};
+      me.point("stopped");
+      const auto e = error_of([&] { all.barrier(ample()); });
+      expect(e->id() == error_id::peer_lost && e->fields().rank == stopped,
+             std::string("not named: ") + e->what());
+      expect(says(*e, "though its host answers"), std::string("how is not said: ") + e->what());
+      me.word(0).fetch_add(1);
+      me.await(0, 2);
+    });
+    for (int rank = 0; rank < 3; ++rank)
+      CHECK_MESSAGE((rank == stopped ? ends[static_cast<std::size_t>(rank)].hung
+                                     : ends[static_cast<std::size_t>(rank)].good()),
+                    ends[static_cast<std::size_t>(rank)].text());
+  }
 }
 
 TEST_CASE(

@@ -78,6 +78,7 @@ struct run_options {
   started_rank started;
   std::uint64_t timeout = 300;
   std::uint64_t lost_after = 10;
+  std::uint64_t stopped_after = 0;
   std::uint64_t every = 20;
   std::string checkpoints = "checkpoints";
   std::vector<std::string> text;
@@ -354,7 +355,8 @@ int run_with_sockets([[maybe_unused]] const run_options& options, [[maybe_unused
     return 2;
   }
   const cairn::socket_options waits{.timeout = std::chrono::seconds(options.timeout),
-                                    .lost_after = std::chrono::seconds(options.lost_after)};
+                                    .lost_after = std::chrono::seconds(options.lost_after),
+                                    .stopped_after = std::chrono::seconds(options.stopped_after)};
   return run_rank<Platform>(options, static_cast<std::size_t>(self.rank), [&](const std::string& use) {
     return any_communicator(cairn::socket_communicator(job_for(use), waits));
   });
@@ -425,7 +427,11 @@ int train_main(int argc, char** argv) {
       ->check(between(1, 1000000));
   app.add_option("--lost-after", options.lost_after,
                  "with --sockets: seconds without an answer after which a host is lost")
-      ->check(between(3, 1000000));
+      ->check(between(1, 1000000));
+  app.add_option("--stopped-after", options.stopped_after,
+                 "with --sockets: seconds without a word after which a process on a host that answers is lost;\n"
+                 "0: never")
+      ->check(between(0, 1000000));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(between(1, 1000000000));
   app.add_option("--store,--checkpoints", options.checkpoints,

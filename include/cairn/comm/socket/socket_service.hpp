@@ -36,6 +36,7 @@ struct socket_world_options {
   int size = 1;
   bool plain = false;
   std::chrono::nanoseconds lost_after = std::chrono::seconds(10);
+  std::chrono::nanoseconds stopped_after = {};
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(5);
 };
 
@@ -137,6 +138,7 @@ class socket_service {
   void post(std::vector<posting>& all) noexcept;
   void sweep();
   void end(const connection_ptr& ended, bool left, std::vector<posting>& after);
+  [[nodiscard]] std::chrono::nanoseconds may_be_silent() const noexcept;
   [[nodiscard]] int next_turn() const noexcept;
   [[nodiscard]] bool all_have_heard();
 
@@ -145,6 +147,7 @@ class socket_service {
   std::atomic<bool> ending_{false};
   deadline::clock::time_point end_by_{};
   deadline::clock::time_point next_sweep_{}, next_beat_{};
+  deadline::clock::time_point last_beat_{}, awake_since_{};  ///< of the thread: it beat on time since then
   sorted_map<std::uint64_t, connection_ptr> all_;  // under the mutex
   std::vector<std::uint64_t> unfinished_;          // connections that may have more, under the mutex
   std::size_t strangers_ = 0;

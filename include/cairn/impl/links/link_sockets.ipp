@@ -152,14 +152,15 @@ CAIRN_BODY void prepare_socket(int number, std::chrono::nanoseconds lost_after) 
     static_cast<void>(::setsockopt(number, level, what, &value, sizeof value));
   };
   const auto bounded =
-      std::clamp<std::chrono::nanoseconds>(lost_after, std::chrono::seconds(3), std::chrono::hours(1));
+      std::clamp<std::chrono::nanoseconds>(lost_after, std::chrono::seconds(1), std::chrono::hours(1));
   const auto seconds = static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(bounded).count());
+  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(bounded).count();
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, seconds / 3));
   set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, seconds / 6));
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(milliseconds));
 }
 
 CAIRN_BODY std::chrono::nanoseconds time_since_answer(int number) noexcept {

@@ -535,10 +535,15 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std:
   const auto silent = deadline::clock::now() - heard;
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
   const bool first = !p.gone;
+  const bool stopped = options.stopped_after.count() > 0 && silent >= options.stopped_after &&
+                       time_since_answer(ended->number()) < options.stopped_after / 2;
   auto why = who(rank);
   if (left)
     why += " has left the job";
-  else if (silent * 10 >= options.lost_after * 9)
+  else if (stopped)
+    why += " has said nothing for " + std::to_string(seconds) +
+           " s, though its host answers; its process is stopped, or gets no processor";
+  else if (silent * 10 >= std::min(options.lost_after, may_be_silent()) * 9)
     why += " has not answered for " + std::to_string(seconds) + " s; its host or the network to it is gone";
   else
     why += " has closed its connection; its process ended, or something on the way cut it";
@@ -565,19 +570,31 @@ CAIRN_BODY void socket_service::give_up(const std::exception_ptr& why) {
   post(after);
 }
 
-/// Closes strangers that take too long, tells those that came for whom rank 0 waits, and says that this rank lives.
+/// How long a process may say nothing.
+CAIRN_BODY std::chrono::nanoseconds socket_service::may_be_silent() const noexcept {
+  return options.stopped_after.count() > 0 ? options.stopped_after : std::chrono::nanoseconds::max();
+}
+
+/// Closes strangers that take too long, tells those that came for whom rank 0 waits, says that this rank lives, and ends
+/// those that say nothing.
 CAIRN_BODY void socket_service::sweep() {
   const auto now = deadline::clock::now();
   if (now < next_sweep_ && now < next_beat_) return;
-  const auto beat_every = options.lost_after / 4;
+  const auto beat_every = std::min(options.lost_after, may_be_silent()) / 4;
   const bool beat = now >= next_beat_;
-  if (beat) next_beat_ = now + beat_every / 2;
+  if (beat) {
+    // Where this process stood still itself, what others said meanwhile has not been read yet.
+    if (now - last_beat_ > beat_every) awake_since_ = now;
+    last_beat_ = now;
+    next_beat_ = now + beat_every / 2;
+  }
   if (!listens_) listens_ = control(EPOLL_CTL_MOD, listener_->get(), EPOLLIN, socket_of_listener);
-  std::vector<connection_ptr> overdue, quiet;
+  std::vector<connection_ptr> overdue, quiet, silent;
   std::vector<posting> after;
   {
     const std::lock_guard lock(mutex);
     const bool gathering = at == phase::gathering && options.rank == 0;
+    if (at == phase::gathering) awake_since_ = now;  // those that wait say nothing
     next_sweep_ = now + (strangers_ > 0 ? std::chrono::milliseconds(100)
                          : gathering    ? std::chrono::milliseconds(500)
                                         : std::chrono::milliseconds(1000));
@@ -598,10 +615,17 @@ CAIRN_BODY void socket_service::sweep() {
         after.push_back({each.second, {.what = socket_frame::kind::waiting, .rank = first}, body});
       } else if (beat) {
         quiet.push_back(each.second);
+        const auto heard = deadline::clock::time_point(
+            deadline::clock::duration(each.second->last_heard.load(std::memory_order_relaxed)));
+        // Rank 0 hears all, and all hear rank 0, whatever else they have to say to each other.
+        if (each.second->star && !peer(each.second->peer).paused &&
+            now - std::max(heard, awake_since_) > may_be_silent())
+          silent.push_back(each.second);
       }
     }
     for (const auto& each : overdue) forget(each);
   }
+  for (const auto& each : silent) end(each, false, after);
   for (const auto& each : quiet) {
     const std::lock_guard lock(each->mutex);
     if (each->in_message || each->has_waiting() || now - each->last_sent < beat_every / 2) continue;
