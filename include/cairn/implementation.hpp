@@ -258,6 +258,8 @@
 #endif
 #if defined(CAIRN_COMPILED_LINKS)
 #include <cairn/impl/comm/socket/socket_connection.ipp>
+#include <cairn/impl/comm/socket/socket_dial.ipp>
+#include <cairn/impl/comm/socket/socket_gathering.ipp>
 #include <cairn/impl/comm/socket/socket_job.ipp>
 #include <cairn/impl/comm/socket/socket_rendezvous.ipp>
 #include <cairn/impl/comm/socket/socket_service.ipp>

@@ -38,30 +38,14 @@ class socket_world {
   [[nodiscard]] int size() const noexcept;
   [[nodiscard]] std::shared_ptr<const peer_watch> watch() const;
 
-  /// Rank 0: waits until all ranks have come. @throws peer_error (peer_lost), timeout_error (timeout_peer), which the
-  /// others throw, too
-  void gather(deadline until);
-  /// What a try to reach rank 0 came to.
-  struct trial {
-    bool came = false;      ///< this rank was admitted
-    bool refused = false;   ///< something is there, and has not proved to be of this job
-    std::string text = {};  ///< what was found, for people
-  };
-  /// Another rank: tries to reach rank 0 at a numeric address. @throws usage_error (usage_bad_option) where rank 0
-  /// refuses this rank
-  [[nodiscard]] trial come(const std::string& host, std::uint16_t port, std::uint64_t listener,
-                           deadline until);
-  /// After come(): waits until all ranks have come. @throws as gather() on rank 0
-  void await_begin(deadline until);
+  /// The connections, for how the ranks meet.
+  [[nodiscard]] socket_service& service() noexcept { return *in_; }
 
   // See Communicator.
   void send(int to, std::span<const std::byte> bytes, deadline until);
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
 
  private:
-  struct dialled;
-  [[nodiscard]] dialled dial(const std::string& host, std::uint16_t port, std::uint64_t listener,
-                             deadline until);
   [[nodiscard]] std::shared_ptr<socket_connection> connect(int to, deadline until);
   [[nodiscard]] std::shared_ptr<socket_connection> try_connect(int to, deadline until, bool& reached,
                                                                std::string& found);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/comm/socket/socket_gathering.hpp>
 #include <cairn/comm/socket/socket_job.hpp>
 #include <cairn/comm/socket/socket_rendezvous.hpp>
 #include <cairn/comm/socket/socket_world.hpp>
@@ -306,8 +307,8 @@ inline void find_rank_0(socket_world& world, const socket_job& job, const socket
     if (hosts.empty()) found = "nobody knows the host " + job.host;
     for (const auto& host : hosts)
       for (std::uint32_t port = job.port; port < std::uint32_t{job.port} + job.ports; ++port) {
-        const auto tried =
-            world.come(host, static_cast<std::uint16_t>(port), 0, until.earlier(deadline::in(limit)));
+        const auto tried = come(world.service(), host, static_cast<std::uint16_t>(port), 0,
+                                until.earlier(deadline::in(limit)));
         if (tried.came) return;
         if (tried.refused) ++refusals;
         if (tried.refused || refusals == 0) found = tried.text;
@@ -337,8 +338,8 @@ inline owned<socket_world> find_by_file(const socket_world_options& told, const 
       auto listening = listen_for_ranks(job, options, "127.0.0.1", own);
       auto world = detail::make_owned<socket_world>(told, file->key, std::move(listening), std::move(own));
       for (const auto& host : file->rank_0.hosts) {
-        const auto tried = world->come(host, file->rank_0.port, file->rank_0.link,
-                                       until.earlier(deadline::in(std::chrono::seconds(10))));
+        const auto tried = come(world->service(), host, file->rank_0.port, file->rank_0.link,
+                                until.earlier(deadline::in(std::chrono::seconds(10))));
         if (tried.came) return world;
         found = tried.text;
       }
@@ -369,7 +370,7 @@ CAIRN_BODY owned<socket_world> meet(const socket_job& job, const socket_options&
   const bool by_file = !job.file.empty();
   if (by_file && job.rank != 0) {
     auto world = find_by_file(told, job, options, until);
-    world->await_begin(until);
+    await_begin(world->service(), until);
     return world;
   }
   const auto key = plain || by_file ? link_key::random() : key_of(job);
@@ -382,11 +383,11 @@ CAIRN_BODY owned<socket_world> meet(const socket_job& job, const socket_options&
   auto world = detail::make_owned<socket_world>(told, key, std::move(listening), own);
   if (job.rank != 0) {
     find_rank_0(*world, job, options, until);
-    world->await_begin(until);
+    await_begin(world->service(), until);
     return world;
   }
   if (!by_file) {
-    world->gather(until);
+    gather(world->service(), until);
     return world;
   }
   /// Removes the file, unless that is another rank 0's by now.
@@ -402,7 +403,7 @@ CAIRN_BODY owned<socket_world> meet(const socket_job& job, const socket_options&
   };
   write_job_file(job.file, {key, own});
   const removal after{job.file, own.link};
-  world->gather(until);
+  gather(world->service(), until);
   return world;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/comm/socket/socket_connection.hpp>
+#include <cairn/comm/socket/socket_dial.hpp>
 #include <cairn/comm/socket/socket_frame.hpp>
 #include <cairn/comm/socket/socket_service.hpp>
 #include <cairn/comm/socket/socket_world.hpp>
@@ -34,19 +35,12 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// What a call of dial() came to.
-struct socket_world::dialled {
-  std::shared_ptr<socket_connection> connection;  ///< null where nobody answered as a rank does
-  std::optional<socket_answer> answer;
-  bool reached = false;  ///< something listens there
-  std::string text;      ///< what was found
-};
-
 CAIRN_BODY socket_world::socket_world(const socket_world_options& options, const link_key& key,
                                       owned<unforked_file> listening, link_address told)
     : in_(detail::make_shared<socket_service>(options, key, std::move(listening), std::move(told))) {
   if (options.size == 1) in_->at = socket_service::phase::begun;
 }
+
 CAIRN_BODY socket_world::~socket_world() {
   // The thread that may hold its locks, and use OpenSSL's objects, is in the parent: nothing is freed here.
   if (in_->process.in_child()) static_cast<void>(new (std::nothrow) std::shared_ptr<socket_service>(in_));
@@ -55,6 +49,7 @@ CAIRN_BODY socket_world::~socket_world() {
 CAIRN_BODY int socket_world::rank() const noexcept {
   return in_->options.rank;
 }
+
 CAIRN_BODY int socket_world::size() const noexcept {
   return in_->options.size;
 }
@@ -68,178 +63,9 @@ struct socket_watch final : peer_watch {
   }
   std::shared_ptr<socket_service::gone_flags> flags;
 };
+
 CAIRN_BODY std::shared_ptr<const peer_watch> socket_world::watch() const {
   return detail::make_shared<socket_watch>(in_->flags);
-}
-
-// --- How ranks meet
-
-CAIRN_BODY void socket_world::gather(deadline until) {
-  auto& in = *in_;
-  std::optional<deadline> told_by;
-  for (;;) {
-    const auto seen = in.changed.current();
-    std::exception_ptr failure;
-    {
-      const std::lock_guard lock(in.mutex);
-      // Not before the others know it: this rank may leave at once.
-      if (in.all_know) return;
-      std::string missing;
-      int first = -1, count = 0;
-      for (int rank = 1; rank < size() && failure == nullptr; ++rank) {
-        const auto& p = in.peer(rank);
-        if (p.gone && in.at == socket_service::phase::gathering)
-          failure =
-              make_failure(error_id::peer_lost, "a rank ended before all ranks of the job had come: " + p.why,
-                           {.rank = rank, .item = in.options.job, .got = in.who(rank)});
-        if (p.came) continue;
-        if (first < 0) first = rank;
-        if (++count <= 16) missing += (count == 1 ? "" : ", ") + std::to_string(rank);
-      }
-      if (count > 16) missing += " and " + std::to_string(count - 16) + " more";
-      if (failure == nullptr && until.passed() && in.at == socket_service::phase::gathering)
-        failure = make_failure(error_id::timeout_peer,
-                               "ranks did not come to the job by the deadline: " + missing +
-                                   (in.last_refused.empty() ? "" : "; " + in.last_refused),
-                               {.rank = first, .item = in.options.job});
-      if (!told_by && in.at == socket_service::phase::begun)
-        told_by = deadline::in(in.options.handshake_timeout);
-      if (failure == nullptr && told_by && told_by->passed() && until.passed())
-        failure = make_failure(error_id::timeout_peer,
-                               "all ranks have come, and rank 0 could not tell them by the deadline; see "
-                               "whether its host is out of memory",
-                               {.item = in.options.job});
-    }
-    if (failure != nullptr) {
-      in.give_up(failure);
-      std::rethrow_exception(failure);
-    }
-    in.changed.wait(seen, told_by && until.passed() ? *told_by : until);
-  }
-}
-
-CAIRN_BODY void socket_world::await_begin(deadline until) {
-  auto& in = *in_;
-  for (;;) {
-    const auto seen = in.changed.current();
-    {
-      const std::lock_guard lock(in.mutex);
-      if (in.at == socket_service::phase::begun) return;
-      if (in.at == socket_service::phase::given_up) std::rethrow_exception(in.failure);
-      if (in.peer(0).gone)
-        fail(error_id::peer_lost, "rank 0 ended before all ranks of the job had come: " + in.peer(0).why,
-             {.rank = 0, .item = in.options.job, .got = in.who(0)});
-      if (until.passed())
-        fail(error_id::timeout_peer,
-             "ranks did not come to the job by the deadline: " +
-                 (in.waiting_for.empty() ? std::string("rank 0 has not said which") : in.waiting_for),
-             {.rank = std::max(in.first_missing, 0), .item = in.options.job});
-    }
-    in.changed.wait(seen, until);
-  }
-}
-
-CAIRN_BODY socket_world::dialled socket_world::dial(const std::string& host, std::uint16_t port,
-                                                    std::uint64_t listener, deadline until) {
-  auto& in = *in_;
-  dialled made;
-  const auto where = host + " port " + std::to_string(port);
-  const auto limit = until.earlier(deadline::in(in.options.handshake_timeout));
-  int why = 0;
-  auto connected = connect_to(host, port, limit, why);
-  if (connected == nullptr) {
-    made.text = where + ": " + std::generic_category().message(why);
-    return made;
-  }
-  made.reached = true;
-  prepare_socket(connected->get(), in.options.lost_after);
-  auto c = detail::make_shared<socket_connection>(in.context, std::move(connected),
-                                                  secure_socket::side::client, in.options.plain);
-  const std::lock_guard lock(c->mutex);  // nobody else has it yet
-  using state = socket_progress::state;
-  /// Whether the other end may go on in time.
-  const auto wait = [&](state what) {
-    return what != state::ended &&
-           poll_one(c->number(), what == state::wants_write ? POLLOUT : POLLIN, limit);
-  };
-  for (;;) {
-    const auto progress = c->handshake();
-    if (progress.what == state::moved) break;
-    if (wait(progress.what)) continue;
-    made.text = where + (progress.what == state::ended
-                             ? ": what listens there does not have the key of this job"
-                             : ": what listens there did not answer in time; it may be no rank, or have no "
-                               "time, or no more descriptors (ulimit -n)");
-    return made;
-  }
-  c->post({.what = socket_frame::kind::hello}, in.hello(listener));
-  for (auto what = c->flush(); what != state::moved; what = c->flush())
-    if (!wait(what)) {
-      made.text = where + ": it took no greeting";
-      return made;
-    }
-  while (!made.answer) {
-    bool good = true;
-    const auto what = c->read(
-        [&](received_frame&& frame) {
-          if (frame.head.what == socket_frame::kind::answer) made.answer = decode_socket_answer(frame.body);
-          good = made.answer.has_value();
-          return false;
-        },
-        max_hello_bytes);
-    if (made.answer) break;
-    if (!good || what == state::moved || !wait(what)) {
-      made.text = where + ": what listens there is no rank of cairn, or of another version";
-      return made;
-    }
-  }
-  made.connection = std::move(c);
-  return made;
-}
-
-CAIRN_BODY socket_world::trial socket_world::come(const std::string& host, std::uint16_t port,
-                                                  std::uint64_t listener, deadline until) {
-  using status = socket_answer::status;
-  auto made = dial(host, port, listener, until);
-  if (!made.answer) return {false, made.reached, made.text};
-  const auto& o = in_->options;
-  const auto refuse = [&](const char* sentence, const std::string& expected, const std::string& got) {
-    fail(error_id::usage_bad_option, sentence,
-         {.rank = o.rank, .item = o.job, .expected = expected, .got = got});
-  };
-  const auto where = host + " port " + std::to_string(port);
-  switch (made.answer->what) {
-    case status::welcome:
-      break;
-    case status::other_size:
-      refuse("rank 0 was started with another number of ranks", std::to_string(made.answer->size),
-             std::to_string(o.size));
-      break;
-    case status::no_such_rank:
-      refuse("there is no such rank", "1 to " + std::to_string(made.answer->size - 1),
-             std::to_string(o.rank));
-      break;
-    case status::taken:
-      refuse("this rank has come already: it was started twice, or one of an earlier start is still there",
-             "one process for each rank", made.answer->text);
-      break;
-    case status::other_job:
-      return {false, true, where + ": job '" + made.answer->text + "' has it"};
-    case status::other_listener:
-      return {false, true, where + ": another rank has it"};
-    case status::given_up:
-      return {false, true, where + ": rank 0 gave up to wait for the others"};
-  }
-  {
-    const std::lock_guard lock(in_->mutex);
-    in_->peer(0).place.from.hosts = {host};
-  }
-  in_->add(made.connection, 0, true);
-  // Rank 0 takes a connection that ends before this for a try that was given up.
-  const std::lock_guard lock(made.connection->mutex);
-  made.connection->post({.what = socket_frame::kind::heartbeat}, {});
-  in_->arm(*made.connection);
-  return {true, false, {}};
 }
 
 // --- Messages
@@ -250,6 +76,7 @@ CAIRN_BODY void socket_world::check(int peer) const {
     fail(error_id::usage_bad_option, "there is no such rank",
          {.expected = "0 to " + std::to_string(size() - 1), .got = std::to_string(peer)});
 }
+
 CAIRN_BODY void socket_world::fail_lost(int peer) {
   std::string why, who;
   {
@@ -259,6 +86,7 @@ CAIRN_BODY void socket_world::fail_lost(int peer) {
   }
   fail(error_id::peer_lost, "a rank is gone: " + why, {.rank = peer, .item = in_->options.job, .got = who});
 }
+
 CAIRN_BODY void socket_world::fail_late(int peer, const char* what) {
   std::string text, who;
   {
@@ -298,7 +126,7 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, 
     place = p.place.from;
   }
   for (const auto& host : place.hosts) {
-    auto made = dial(host, place.port, place.link, until);
+    auto made = dial(in, host, place.port, place.link, until);
     if (made.answer && made.answer->what == socket_answer::status::welcome) {
       in.add(made.connection, to, false);
       // Its own may have come meanwhile. All messages go over one, or they would overtake each other.
