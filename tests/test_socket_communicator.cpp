@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include <cairn/comm/collectives.hpp>
+#include <cairn/comm/socket/socket_gathering.hpp>
 #include <cairn/comm/socket/socket_rendezvous.hpp>
 #include <cairn/comm/socket/socket_world.hpp>
 #include <cairn/comm/socket_communicator.hpp>
@@ -220,9 +221,10 @@ TEST_CASE("messages keep their order where two ranks connect to each other at th
   const release at_end{keeps_back};
   two = make(2, [&](auto& own) { port_of_2 = std::exchange(own.port, between.port()); });
   rank_2 = two.get();
-  for (auto* const each : {one.get(), two.get()}) CHECK(each->come("127.0.0.1", port_of_0, 0, ample()).came);
-  zero->gather(ample());
-  for (auto* const each : {one.get(), two.get()}) each->await_begin(ample());
+  for (auto* const each : {one.get(), two.get()})
+    CHECK(in::come(each->service(), "127.0.0.1", port_of_0, 0, ample()).came);
+  in::gather(zero->service(), ample());
+  for (auto* const each : {one.get(), two.get()}) in::await_begin(each->service(), ample());
 
   one->send(2, bytes_of("first"), ample());
   one->send(2, bytes_of("second"), ample());
@@ -319,9 +321,9 @@ TEST_CASE("a rank that gives up a try before it has its answer comes again, seen
     auto as_rank_1 = told;
     as_rank_1.rank = 1;
     in::socket_world one(as_rank_1, key, std::move(listening), at_1);
-    CHECK(one.come("127.0.0.1", at_0.port, 0, ample()).came);
-    zero.gather(ample());
-    one.await_begin(ample());
+    CHECK(in::come(one.service(), "127.0.0.1", at_0.port, 0, ample()).came);
+    in::gather(zero.service(), ample());
+    in::await_begin(one.service(), ample());
   }
 }
 
@@ -496,10 +498,9 @@ TEST_CASE("a process that is stopped, and says nothing for as long as it may, is
     ranks.hang_at(stopped, "stopped");
     await_still_threads();
     const auto ends = ranks.run([&](rank_process& me) {
-      cairn::collectives all{cairn::any_communicator(
-          socket_communicator(socket_job::in_file(path, me.rank(), 3), {.stopped_after = 1s}))};
+      socket_communicator comm(socket_job::in_file(path, me.rank(), 3), {.stopped_after = 1s});
       me.point("stopped");
-      const auto e = error_of([&] { all.barrier(ample()); });
+      const auto e = error_of([&] { static_cast<void>(comm.receive(stopped, ample())); });
       expect(e->id() == error_id::peer_lost && e->fields().rank == stopped,
              std::string("not named: ") + e->what());
       expect(says(*e, "though its host answers"), std::string("how is not said: ") + e->what());

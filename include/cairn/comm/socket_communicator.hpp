@@ -33,8 +33,8 @@ class socket_world;
 /// - A process that ends is known at once to those that have a connection to it, and by rank 0 to all. A host that ends
 ///   or cannot be reached is lost after lost_after. Calls that wait for a rank that is gone throw peer_error
 ///   (peer_lost), which names rank, host and address; what it had sent before is still received. A process that is
-///   stopped on a host that lives is reported at the deadline, unless more was sent to it than the sockets hold: then it
-///   is lost after lost_after.
+///   stopped on a host that lives is lost after stopped_after; without that it is reported at the deadline, unless more
+///   was sent to it than the sockets hold: then it is lost after lost_after.
 /// - A connection that something on the way cuts ends the rank at its other end for this one: it is not made again.
 /// - Whoever connects without the secret gets not one byte, and is closed after handshake_timeout at the latest.
 /// - In a child of fork() calls throw usage_error (usage_wrong_process), and the destructor does not affect the others.
