@@ -48,6 +48,7 @@
 #include <support/program.hpp>
 #include <support/s3_access.hpp>
 #include <support/s3_server.hpp>
+#include <support/told_tier.hpp>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -477,68 +478,6 @@ void tell(cairn_bench::report& report, const std::string& store, int ranks, cons
 
 // --- Agreement on what the tiers hold
 
-/// A tier of one host that holds nothing but says what it would: the images of its rank, of four saves, each with a piece
-/// of a set of eight.
-class told_tier final : public cairn::spread_tier {
- public:
-  told_tier(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
-  std::string describe() const override { return "a tier"; }
-  std::vector<cairn::surveyed_save> survey(std::vector<std::string>&) override {
-    std::vector<cairn::surveyed_save> all;
-    for (int g = 0; g < 4; ++g) {
-      cairn::surveyed_save s;
-      s.run = {7, 9};
-      s.step = 100 + g;
-      s.attempt = cairn::attempt_of(s.run, s.step, static_cast<std::uint64_t>(g + 1));
-      s.world_size = ranks_;
-      s.plan_digest = 42;
-      s.has_plan = true;
-      s.has_runs = rank_ == 0;
-      s.images.push_back({rank_, 1, 77, 1 << 30});
-      cairn::surveyed_piece p{rank_, rank_ % 8, 1, 2, {}, {}};
-      for (int m = rank_ / 8 * 8; m < std::min(rank_ / 8 * 8 + 8, ranks_); ++m)
-        p.ranks.push_back(m), p.bytes.push_back(1 << 30);
-      s.pieces.push_back(std::move(p));
-      all.push_back(std::move(s));
-    }
-    return all;
-  }
-  std::int32_t first_rank() const override { return rank_; }
-  // Nobody asks for the rest here.
-  [[noreturn]] static void unasked() { throw std::logic_error("nobody asks a tier for this here"); }
-  cairn::any_stager stager() override { unasked(); }
-  void open(const cairn::tier_user&) override {}
-  std::uint64_t missing(const cairn::image_layout&) override { return 0; }
-  void check_room(std::uint64_t) override {}
-  void keep_plan(std::uint64_t, const cairn::metadata&) override {}
-  cairn::any_writer writer() override { unasked(); }
-  std::vector<cairn::held_step> held(std::vector<std::string>&) override { return {}; }
-  cairn::any_reader reader(const cairn::held_step&) override { unasked(); }
-  std::optional<cairn::held_image> image(const cairn::held_step&) override { return std::nullopt; }
-  void when_held(cairn::detail::callback<void(const cairn::held_step&)>) override {}
-  void withdraw(const cairn::held_step&) override {}
-  void go_on_from(const cairn::tier_base&) override {}
-  void end() noexcept override {}
-  void spread() override {}
-  std::string directory() const override { return "."; }
-  std::optional<cairn::pinned_save> pin(const cairn::held_step&) override { return std::nullopt; }
-  void held_by_all(const cairn::held_step&) noexcept override {}
-  void redundant() noexcept override {}
-  bool holds_any() override { return true; }
-  bytes manifest_of(const cairn::surveyed_save&) override { return {}; }
-  cairn::any_reader spread_reader(const cairn::surveyed_save&,
-                                  std::shared_ptr<const cairn::file_holders>) override {
-    unasked();
-  }
-  std::vector<std::string> give_up_damaged(const cairn::surveyed_save&) override { return {}; }
-  bytes plan_of(const cairn::surveyed_save&) override { return {}; }
-  void take_plan(const cairn::surveyed_save&, std::span<const std::byte>) override {}
-  void images_were_added() override {}
-
- private:
-  int rank_, ranks_;
-};
-
 /// What a rank used of a processor for it, and what it sent.
 void agree(cairn_bench::report& report, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
@@ -553,16 +492,10 @@ void agree(cairn_bench::report& report, int ranks) {
     cairn::collectives ranks_of{
         cairn::any_communicator(cairn_test::counting_communicator(group.communicator(rank), counts))};
     cairn::safetensors_storage storage{store};
-    auto services = std::make_shared<cairn::detail::save_services>(
-        cairn::any_writer(storage.writer()), cairn::any_reader(storage.reader()),
-        cairn::any_observer(cairn::no_observer{}), rank, cairn::checkpointer_options{.quiet = true});
-    cairn::detail::spread_recovery recovery(std::make_shared<told_tier>(rank, ranks), nullptr, services,
-                                            ranks_of);
+    cairn_test::told_recovery recovery(storage, rank, ranks, ranks_of);
     all.arrive_and_wait();
     const auto before = processor_now(CLOCK_THREAD_CPUTIME_ID);
-    std::string reasons;
-    recovery.survey(reasons, cairn::deadline::in(std::chrono::minutes(10)));
-    const auto found = recovery.found();
+    const auto found = recovery.survey(cairn::deadline::in(std::chrono::minutes(10)));
     processor[r] = processor_now(CLOCK_THREAD_CPUTIME_ID) - before;
     messages[r] = static_cast<double>(counts->sent.load());
     sent[r] = static_cast<double>(counts->sent_bytes.load());

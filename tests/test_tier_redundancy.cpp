@@ -16,17 +16,21 @@
 #endif
 
 #include <doctest/doctest.h>
+#include <support/counting_communicator.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
+#include <support/told_tier.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -249,6 +253,30 @@ TEST_CASE("a host that is lost before it holds a save leaves the one before, whi
     if (host != lost)
       fs::copy(on.name(host), on.left() + "/" + std::to_string(host), fs::copy_options::recursive);
   check_rebuilt(on, partner_copies{}, lost, 3);
+}
+
+TEST_CASE(
+    "to agree on what is held, rank 0 sends a message for each doubling of the ranks, and no rank more than "
+    "two others") {
+  for (const int size : {1, 2, 16, 64, 256}) {
+    CAPTURE(size);
+    thread_group group(size);
+    memory_store store;
+    std::vector<std::shared_ptr<cairn_test::message_counts>> counts;
+    for (int rank = 0; rank < size; ++rank) counts.push_back(std::make_shared<cairn_test::message_counts>());
+    on_all_ranks(size, [&](int rank) {
+      collectives all{any_communicator(cairn_test::counting_communicator(
+          group.communicator(rank), counts.at(static_cast<std::size_t>(rank))))};
+      safetensors_storage storage{store};
+      // Without a deadline no rank says that it waits: the counts are exact.
+      const auto found = cairn_test::told_recovery(storage, rank, size, all).survey(deadline::never());
+      if (found.size() != 4 || found.back().step != 103) throw std::runtime_error("the ranks did not agree");
+    });
+    std::uint64_t sent = 0;
+    for (const auto& each : counts) sent += each->sent;
+    CHECK(counts[0]->sent == std::bit_width(static_cast<unsigned>(size - 1)));
+    CHECK(sent == 2U * static_cast<unsigned>(size - 1));
+  }
 }
 
 TEST_CASE("what cannot be is refused on all ranks, with the group that has too many of them") {
