@@ -428,9 +428,10 @@ int train_main(int argc, char** argv) {
   app.add_option("--lost-after", options.lost_after,
                  "with --sockets: seconds without an answer after which a host is lost")
       ->check(between(1, 1000000));
-  app.add_option("--stopped-after", options.stopped_after,
-                 "with --sockets: seconds without a word after which a process on a host that answers is lost;\n"
-                 "0: never")
+  app.add_option(
+         "--stopped-after", options.stopped_after,
+         "with --sockets: seconds without a word after which a process on a host that answers is lost;\n"
+         "0: never")
       ->check(between(0, 1000000));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(between(1, 1000000000));

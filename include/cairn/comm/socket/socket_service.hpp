@@ -148,8 +148,8 @@ class socket_service {
   deadline::clock::time_point end_by_{};
   deadline::clock::time_point next_sweep_{}, next_beat_{};
   deadline::clock::time_point last_beat_{}, awake_since_{};  ///< of the thread: it beat on time since then
-  sorted_map<std::uint64_t, connection_ptr> all_;  // under the mutex
-  std::vector<std::uint64_t> unfinished_;          // connections that may have more, under the mutex
+  sorted_map<std::uint64_t, connection_ptr> all_;            // under the mutex
+  std::vector<std::uint64_t> unfinished_;  // connections that may have more, under the mutex
   std::size_t strangers_ = 0;
   bool listens_ = true;  ///< of the thread: it is woken for those that come
   std::uint64_t next_id_ = 2;
