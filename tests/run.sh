@@ -169,12 +169,7 @@ end_phase
 
 # --- Builds and their tests --------------------------------------------------------------------------------------------
 
-# The same objects serve every clone on this machine; what is not in the cache is preprocessed once, by the compiler.
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
-# It serves what is compiled with a precompiled header (CAIRN_PRECOMPILE), too; cairn's programs have no __TIME__ in them.
-export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:+$CCACHE_SLOPPINESS,}pch_defines,time_macros
 [ -n "${HOME:-}" ] || export CCACHE_DIR=$root/build/ccache
-
 [ -z "$seed" ] || export CAIRN_TEST_SEED=$seed
 
 passed=0
@@ -194,7 +189,7 @@ if [ "$mode" = soak ]; then
     targets=$(awk 'NR == FNR { program[$1] = $2; next } { print $1 in program ? program[$1] : $1 }' \
       "build/$1/tests/test_targets.txt" <(printf '%s\n' "${@:2}"))
     # shellcheck disable=SC2086  # one word for each target
-    cmake --build "build/$1" -j "$jobs" --target $targets || die "$1: a program of the soak does not build (above)"
+    cmake --build --preset "$1" -j "$jobs" --target $targets || die "$1: a program of the soak does not build (above)"
     end_phase
   }
   build_programs release test_kill_ranks test_killed_hosts test_power_loss test_zombies test_group_checkpoints train_gpt verify helper_s3_server
@@ -239,30 +234,33 @@ fail() {  # fail SENTENCE: a failure that is no test's
   echo "run.sh: $*" >&2
 }
 
-declare -A selected=() targets=() first_targets=() ctest_options=()
+declare -A configuring=() tests_of=() selected=() targets=() first_targets=()
 
-# prepare PRESET "EXTRA TARGETS" CTEST_OPTION...: configures the preset, and notes the selected tests, those of its test preset
-# without an option, and as targets their programs and the extra ones.
+# configure PRESET...: begins to; prepare waits for it.
+configure() {
+  local preset torch=(-DCAIRN_WITH_TORCH=OFF)
+  [ -z "${Torch_DIR:-}" ] || torch=(-DCAIRN_WITH_TORCH=ON "-DTorch_DIR=$Torch_DIR")
+  for preset in "$@"; do
+    # Another generator or a moved clone leaves a cache that cannot be used.
+    if [ -f "build/$preset/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "build/$preset/CMakeCache.txt"; then
+      rm -rf "build/$preset"
+    fi
+    cmake --preset "$preset" -DCAIRN_PYTHON="$python" -DCAIRN_FUZZ_SECONDS="$fuzz_seconds" "${torch[@]}" \
+      >"$results/$preset.configure.log" 2>&1 </dev/null &
+    configuring[$preset]=$!
+  done
+}
+
+# prepare PRESET "EXTRA TARGETS" [TEST_PRESET]: notes the tests of the test preset (PRESET's own where none is named), and as
+# targets their programs and the extra ones.
 prepare() {
   local preset=$1 extra=$2 tree=$root/build/$1
-  shift 2
-  local options=("$@")
-  if [ $# -eq 0 ]; then
-    options=(--preset "$preset")
-  elif [ "$1" != --preset ]; then
-    options+=(--test-dir "$tree")
-  fi
-  [ -z "$regex" ] || { options+=(-R "$regex"); extra=; }
-  ctest_options[$preset]=$(printf '%s\n' "${options[@]}")
+  tests_of[$preset]=${3:-$1}
+  [ -z "$regex" ] || extra=
 
   begin_phase "$preset: configure"
-  # Another generator or a moved clone leaves a cache that cannot be used.
-  if [ -f "$tree/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$tree/CMakeCache.txt"; then
-    rm -rf "$tree"
-  fi
-  local torch=(-DCAIRN_WITH_TORCH=OFF)
-  [ -z "${Torch_DIR:-}" ] || torch=(-DCAIRN_WITH_TORCH=ON "-DTorch_DIR=$Torch_DIR")
-  if ! cmake --preset "$preset" -DCAIRN_PYTHON="$python" -DCAIRN_FUZZ_SECONDS="$fuzz_seconds" "${torch[@]}" >"$results/$preset.configure.log" 2>&1; then
+  [ -n "${configuring[$preset]:-}" ] || configure "$preset"
+  if ! wait "${configuring[$preset]}"; then
     cat "$results/$preset.configure.log"
     fail "$preset: CMake could not configure"
     end_phase
@@ -271,7 +269,7 @@ prepare() {
   sed -n 's/^-- \(.* is left out: .*\)/\1/p' "$results/$preset.configure.log"
   end_phase
 
-  selected[$preset]=$(ctest "${options[@]}" -N | sed -nE 's/^ *Test +#[0-9]+: //p')
+  selected[$preset]=$(ctest --preset "${tests_of[$preset]}" ${regex:+-R "$regex"} -N | sed -nE 's/^ *Test +#[0-9]+: //p')
   targets[$preset]=$(awk 'NR == FNR { wanted[$1] = 1; next } ($1 in wanted) { print $2 }' \
     <(echo "${selected[$preset]}") "$tree/tests/test_targets.txt" | sort -u)
   targets[$preset]+=${extra:+ $extra}
@@ -283,7 +281,7 @@ build() {
   [ -n "${targets[$1]:-}" ] || return 0
   begin_phase "$1: build"
   # shellcheck disable=SC2086  # one word for each target
-  if ! cmake --build "build/$1" -j "$jobs" --target ${targets[$1]} -- -k 0; then
+  if ! cmake --build --preset "$1" -j "$jobs" --target ${targets[$1]} -- -k 0; then
     fail "$1: something does not build (above)"
   fi
   end_phase
@@ -302,7 +300,7 @@ build_behind() {
     status=0
     for part in "${first_targets[$preset]:-}" "${targets[$preset]:-}"; do
       # shellcheck disable=SC2086  # one word for each target
-      [ -z "$part" ] || nice -n 19 cmake --build "build/$preset" -j "${behind_jobs:-1}" --target $part \
+      [ -z "$part" ] || nice -n 19 cmake --build --preset "$preset" -j "${behind_jobs:-1}" --target $part \
         -- -k 0 >>"$results/$preset.build.log" 2>&1 || status=$?
     done
     echo "$status"
@@ -330,8 +328,7 @@ end_behind() {
 # run_tests PRESET: runs the tests that prepare noted.
 run_tests() {
   [ -n "${selected[$1]:-}" ] || return 0
-  local preset=$1 tree=$root/build/$1 junit=$results/$1.xml options=()
-  [ -z "${ctest_options[$1]}" ] || mapfile -t options <<<"${ctest_options[$1]}"
+  local preset=$1 tree=$root/build/$1 junit=$results/$1.xml
   finish_python
   begin_phase "$preset: tests"
   rm -rf "$tree/coverage"
@@ -342,7 +339,7 @@ run_tests() {
   fi
   local status=0
   # Many tests wait most of the time: for a disk, for processes that end, for leases.
-  "${runner[@]}" ctest "${options[@]}" -j "$((jobs + (jobs + 1) / 2))" --output-on-failure --output-junit "$junit" </dev/null 9<&- || status=$?
+  "${runner[@]}" ctest --preset "${tests_of[$preset]}" ${regex:+-R "$regex"} -j "$((jobs + (jobs + 1) / 2))" --output-junit "$junit" </dev/null 9<&- || status=$?
   local before=$failed
   if [ -s "$junit" ]; then
     count_results "$junit" "$preset"
@@ -357,7 +354,7 @@ run_tests() {
   end_phase
 }
 
-run_build() {  # run_build PRESET "EXTRA TARGETS" CTEST_OPTION...: all of it
+run_build() {  # run_build PRESET "EXTRA TARGETS" [TEST_PRESET]: all of it
   prepare "$@"
   build "$1"
   run_tests "$1"
@@ -376,13 +373,14 @@ fuzz_seconds=0  # the same inputs each time
 [ "$mode" != full ] || fuzz_seconds=30
 case $mode in
   quick)
-    if [ -n "$regex" ]; then run_build debug ""; else run_build debug "" --preset quick; fi
+    if [ -n "$regex" ]; then run_build debug ""; else run_build debug "" quick; fi
     ;;
   short)
+    configure clang-asan release clang-tsan
     prepare clang-asan ""
-    prepare clang-tsan ""
+    build clang-asan  # the others are configured beside it
     prepare release "cairn_examples"
-    build clang-asan
+    prepare clang-tsan ""
     targets[clang-asan]=
     [ -n "$regex" ] || targets[clang-asan]=cairn_benchmarks  # nobody runs them
     # The quickstart, the last of clang-asan's tests, builds programs of release, which the compiler cache has by then.
@@ -398,14 +396,14 @@ case $mode in
     end_behind
     ;;
   full)
-    run_build asan "" -E '^$'
-    run_build tsan "" -L '^threaded$' -LE '^static$'
-    CAIRN_TEST_LONG=1 run_build release "cairn_examples cairn_benchmarks" -LE '^static$'
-    run_build debug "cairn_examples" -LE '^(slow|static)$'
-    run_build clang "cairn_examples cairn_benchmarks" -LE '^(slow|static)$'
-    run_build clang-asan "" -LE '^(slow|static)$'
+    run_build asan "" full-asan
+    run_build tsan "" full-tsan
+    CAIRN_TEST_LONG=1 run_build release "cairn_examples cairn_benchmarks" full-release
+    run_build debug "cairn_examples" quick
+    run_build clang "cairn_examples cairn_benchmarks" full-clang
+    run_build clang-asan "" full-clang-asan
     print_coverage clang-asan
-    run_build clang-tsan "" -L '^threaded$' -LE '^(slow|static)$'
+    run_build clang-tsan ""
     ;;
 esac
 
