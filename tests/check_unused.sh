@@ -10,7 +10,7 @@ if ! command -v nm >/dev/null; then
   exit 1
 fi
 names=$(nm -C --defined-only "$program" | grep -oE 'cairn::v[0-9]+::detail::[a-z_]+::' | sort -u)
-grep -q '::composed_engine::$' <<<"$names" || { echo "check_unused: $program has no names, or is not header-only" >&2; exit 1; }
+grep -q '::engine::$' <<<"$names" || { echo "check_unused: $program has no names, or is not header-only" >&2; exit 1; }
 unused='held_saves|saves_with_pieces|tier_recovery|spread_recovery|collective_tree|windowed_exchange|shared_files_writing|balancer'
 unused+='|policy_retaining|retention|scrubber|composed_copy_checks|unchanged_items'
 if found=$(grep -E "::($unused)::\$" <<<"$names"); then

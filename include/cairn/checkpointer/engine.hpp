@@ -30,54 +30,59 @@ class any_communicator;
 class any_stager;
 namespace detail {
 
+struct engine_parts;
 struct following;
 
 /// What a checkpointer does, whatever it is made of. Its functions are the checkpointer's; see there.
 class engine {
  public:
-  engine() = default;
+  /// @throws what the constructor of a checkpointer throws
+  explicit engine(engine_parts parts);
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
-  virtual ~engine() = default;
+  ~engine();
 
-  [[nodiscard]] virtual int rank() const = 0;
-  [[nodiscard]] virtual int world_size() const = 0;
-  [[nodiscard]] virtual std::string describe() const = 0;
-  [[nodiscard]] virtual any_communicator& communicator() noexcept = 0;
-  [[nodiscard]] virtual bool closed() const noexcept = 0;
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int world_size() const;
+  [[nodiscard]] std::string describe() const;
+  [[nodiscard]] any_communicator& communicator() noexcept;
+  [[nodiscard]] bool closed() const noexcept;
 
-  virtual void prepare(const state_dict& state) = 0;
-  virtual save_handle save(const state_dict& state, std::int64_t step) = 0;
-  virtual void before_update() = 0;
-  virtual void before_update(std::string_view name) = 0;
+  void prepare(const state_dict& state);
+  save_handle save(const state_dict& state, std::int64_t step);
+  void before_update();
+  void before_update(std::string_view name);
   /// `order(stager, deadline)` has what changes this device's memory wait for the copies; see
   /// StreamOrderedStager.
-  virtual void before_update(int device, function_ref<void(any_stager&, deadline)> order) = 0;
-  virtual load_report load(const state_dict& state, std::int64_t step, load_request request) = 0;
+  void before_update(int device, function_ref<void(any_stager&, deadline)> order);
+  load_report load(const state_dict& state, std::int64_t step, load_request request);
   /// `step`: nothing for the newest.
-  virtual refresh_report refresh(const state_dict& state, std::optional<std::int64_t> step,
-                                 load_request request) = 0;
-  [[nodiscard]] virtual std::vector<std::string> torn_items() = 0;
-  [[nodiscard]] virtual std::optional<std::int64_t> next_step(following& f) = 0;
-  virtual std::optional<std::int64_t> resume(const state_dict& state,
-                                             const std::vector<std::int64_t>* among) = 0;
-  [[nodiscard]] virtual stored_items items(std::int64_t step) = 0;
-  virtual void annotate(const cairn::annotations& said) = 0;
-  [[nodiscard]] virtual cairn::annotations annotations(std::int64_t step) = 0;
+  refresh_report refresh(const state_dict& state, std::optional<std::int64_t> step, load_request request);
+  [[nodiscard]] std::vector<std::string> torn_items();
+  [[nodiscard]] std::optional<std::int64_t> next_step(following& f);
+  std::optional<std::int64_t> resume(const state_dict& state, const std::vector<std::int64_t>* among);
+  [[nodiscard]] stored_items items(std::int64_t step);
+  void annotate(const cairn::annotations& said);
+  [[nodiscard]] cairn::annotations annotations(std::int64_t step);
   /// `allocate(elements)` gives memory for elements of a dtype.
-  virtual void read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
-                         function_ref<void*(std::size_t)> allocate) = 0;
-  [[nodiscard]] virtual std::vector<std::int64_t> list() = 0;
-  [[nodiscard]] virtual checkpoint_lease lease(std::int64_t step) = 0;
-  virtual void remove(std::int64_t step) = 0;
-  virtual void pin(std::int64_t step, bool pinned) = 0;
-  [[nodiscard]] virtual std::vector<std::int64_t> pinned() = 0;
-  [[nodiscard]] virtual bool quarantine(std::int64_t step) = 0;
-  [[nodiscard]] virtual std::optional<std::chrono::duration<double>> time_to_save() const = 0;
-  [[nodiscard]] virtual bool any_rank(bool here) = 0;
-  virtual void close() = 0;
+  void read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
+                 function_ref<void*(std::size_t)> allocate);
+  [[nodiscard]] std::vector<std::int64_t> list();
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step);
+  void remove(std::int64_t step);
+  void pin(std::int64_t step, bool pinned);
+  [[nodiscard]] std::vector<std::int64_t> pinned();
+  [[nodiscard]] bool quarantine(std::int64_t step);
+  [[nodiscard]] std::optional<std::chrono::duration<double>> time_to_save() const;
+  [[nodiscard]] bool any_rank(bool here);
+  void close();
   /// Before it is destroyed. `unwinding`: while an exception is on its way.
-  virtual void shut_down(bool unwinding) noexcept = 0;
+  void shut_down(bool unwinding) noexcept;
+
+ private:
+  struct inside;
+
+  detail::owned<inside> in_;
 };
 
 /// An engine and the process that made it. Movable; after a move from it, it holds nothing.
