@@ -202,6 +202,7 @@
 #include <cairn/impl/system/shared_event.ipp>
 #include <cairn/impl/system/thread_pool.ipp>
 #include <cairn/impl/system/thread_settings.ipp>
+#include <cairn/impl/system/vector.ipp>
 #include <cairn/impl/system/wire.ipp>
 #include <cairn/impl/tiers/disk_image.ipp>
 #include <cairn/impl/tiers/held_record.ipp>

@@ -6,6 +6,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -84,7 +85,7 @@ class earlier_runs {
     return text;
   }
 
-  std::vector<other_attempt> attempts_;
+  vector<other_attempt> attempts_;
 };
 
 }  // namespace detail

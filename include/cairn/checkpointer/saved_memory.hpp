@@ -3,12 +3,12 @@
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/model/state_entry.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -69,7 +69,7 @@ class saved_memory {
   save_handle save_;
   std::int64_t version_ = 0;
   std::shared_ptr<const void> bindings_;  // held, so that no other state gets this address
-  std::vector<container> containers_;     // in the order of their entries
+  vector<container> containers_;          // in the order of their entries
 };
 
 }  // namespace detail

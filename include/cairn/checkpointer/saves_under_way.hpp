@@ -4,13 +4,13 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -61,7 +61,7 @@ class saves_under_way {
   }
 
  private:
-  std::vector<std::shared_ptr<save_progress>> saves_;
+  vector<std::shared_ptr<save_progress>> saves_;
   std::shared_ptr<save_progress> last_;
   deadline given_up_at_ = deadline::in(std::chrono::nanoseconds(0));
 };

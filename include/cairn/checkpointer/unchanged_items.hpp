@@ -5,6 +5,7 @@
 #include <cairn/model/source_table.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -106,7 +107,7 @@ class unchanged_items {
       const item_placement* place;
       std::uint64_t number;
     };
-    std::vector<task> tasks;
+    vector<task> tasks;
     for (const auto* p : places)
       for (std::uint64_t n = 0; n < block_count(p->bytes); ++n) tasks.push_back({p, n});
     std::vector<std::uint64_t> found(tasks.size());

@@ -4,6 +4,7 @@
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,7 +19,6 @@
 #include <memory>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -139,7 +139,7 @@ class unconfirmed_check {
   std::shared_ptr<const cached_plan> planned_;
   std::shared_ptr<const image_layout> layout_;
   source_table sources_;
-  std::vector<probe> probes_;
+  vector<probe> probes_;
 };
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include <cairn/stage/copy_job.hpp>
 #include <cairn/stage/image_sources.hpp>
 #include <cairn/system/shared_event.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -342,7 +343,7 @@ class transfer {
 
   std::shared_ptr<image_fill> fill_;
   std::vector<copy_queue<R>*> queues_;
-  std::vector<image_range> ranges_;
+  cairn::detail::vector<image_range> ranges_;
   std::vector<std::vector<range_copy>> parts_;  // of each queue, for the batch that is open
   std::vector<gathering<R>> gatherings_;        // of each queue, where the runtime gathers
   std::deque<batch> batches_;

@@ -169,7 +169,7 @@ class chunk_set {
   void add(const chunk_progression& p);
 
   detail::progression_words words_;
-  std::vector<mark> index_;
+  detail::vector<mark> index_;
   std::uint64_t count_ = 0;
   std::size_t progressions_ = 0;
   std::size_t last_ = 0;  ///< where the last progression begins
@@ -181,4 +181,5 @@ class chunk_set {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/model/chunk_set.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -53,7 +53,7 @@ class known_blocks {
     std::shared_ptr<const void> state;
     std::vector<filled_memory> parts;  ///< by key
   };
-  std::vector<known_state> states_;
+  detail::vector<known_state> states_;
 };
 
 /// What one load does about blocks that are known. A reader fills in the second half.
@@ -80,4 +80,5 @@ struct block_pass {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/model/known_blocks.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -32,7 +31,7 @@ class near_names {
 
   std::string_view given_;
   std::size_t limit_;
-  std::vector<std::pair<std::size_t, std::string>> found_;
+  vector<std::pair<std::size_t, std::string>> found_;
 };
 
 }  // namespace detail
@@ -41,4 +40,5 @@ class near_names {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/near_names.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -70,12 +70,12 @@ class plan_cache {
     plan_key key;
     std::shared_ptr<const cached_plan> plan;
   };
-  std::vector<slot>::iterator find_slot(const plan_key& key);
+  slot* find_slot(const plan_key& key);
   std::size_t limit_;
   std::size_t max_bytes_;
   std::uint64_t hits_ = 0;
   std::uint64_t misses_ = 0;
-  std::vector<slot> slots_;  ///< the one used last at the end
+  detail::vector<slot> slots_;  ///< the one used last at the end
 };
 
 }  // namespace v1
@@ -83,4 +83,5 @@ class plan_cache {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/plan_cache.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -54,7 +54,7 @@ class source_cache {
   std::shared_ptr<const void> bindings_;  // of the state; null: nothing is known
   std::shared_ptr<const save_plan> plan_;
   source_table sources_;
-  std::vector<watched> watched_;
+  detail::vector<watched> watched_;
   std::vector<std::uint64_t> bytes_sizes_;
 };
 
@@ -63,4 +63,5 @@ class source_cache {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/source_cache.ipp>
+#include <cairn/system/vector.hpp>
 #endif

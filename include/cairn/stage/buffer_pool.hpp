@@ -3,6 +3,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/shared_event.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -86,7 +86,7 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
   [[nodiscard]] int depth() const noexcept { return depth_; }
   /// Frees the blocks that no lease holds.
   void free_kept() {
-    std::vector<Block> freed;
+    vector<Block> freed;
     freed.reserve(static_cast<std::size_t>(depth_));
     const std::lock_guard lock(mutex_);
     freed.swap(blocks_);
@@ -107,7 +107,7 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
   const std::function<void()> on_return_;
   std::mutex mutex_;
   shared_event returned_;
-  std::vector<Block> blocks_;  // of leases that ended; room for all is reserved
+  vector<Block> blocks_;  // of leases that ended; room for all is reserved
   int free_;
 };
 

@@ -24,7 +24,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -73,7 +72,7 @@ class buffered_stager {
   /// See Stager. Allocates all buffers of the pool, as far as the budget allows, and waits for those in use.
   void prepare(const image_layout& layout, deadline until) {
     check_process();
-    std::vector<lease_type> leases;
+    detail::vector<lease_type> leases;
     for (int i = 0; i < depth(); ++i) {
       leases.push_back(pool_->acquire(until));
       // Never waits for the budget: that would hold buffers while others wait for them.
@@ -179,3 +178,4 @@ class buffered_stager {
 
 // The default one comes along.
 #include <cairn/stage/heap_stager.hpp>
+#include <cairn/system/vector.hpp>

@@ -30,12 +30,12 @@ struct image_range {
 
 /// Cuts an image into ranges, in image order and without gaps. `early_first`: early items are in ranges of
 /// their own.
-[[nodiscard]] std::vector<image_range> cut_into_ranges(const image_layout& layout, bool early_first);
+[[nodiscard]] vector<image_range> cut_into_ranges(const image_layout& layout, bool early_first);
 
 /// The ranges of a layout, and which of them are early. Immutable: saves of one layout share it.
 struct image_ranges {
   image_ranges(const image_layout& layout, bool early_first);
-  std::vector<image_range> all;
+  vector<image_range> all;
   std::vector<std::size_t> early;
 };
 
@@ -104,7 +104,7 @@ class copy_job {
   std::shared_ptr<image_fill> fill_;
   std::shared_ptr<rate_limiter> limit_;
   std::shared_ptr<const image_ranges> cut_;
-  const std::vector<image_range>& ranges_;
+  const vector<image_range>& ranges_;
   const std::vector<std::size_t>& early_;
   struct range_state {
     std::atomic<bool> claimed{false};  // of ranges that are not early
@@ -134,4 +134,5 @@ class copy_job {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/stage/copy_job.ipp>
+#include <cairn/system/vector.hpp>
 #endif

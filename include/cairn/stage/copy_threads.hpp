@@ -14,7 +14,6 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -37,9 +36,9 @@ class copy_threads {
   struct shared {
     std::mutex mutex;
     std::condition_variable changed;
-    std::vector<std::shared_ptr<copy_job>> jobs;
-    std::vector<copy_job*> running;  // by a worker; once for each
-    std::vector<background_thread> workers;
+    vector<std::shared_ptr<copy_job>> jobs;
+    vector<copy_job*> running;  // by a worker; once for each
+    vector<background_thread> workers;
     hash_state hash;  // of the thread that calls copy
     bool stopping = false;
 
@@ -73,4 +72,5 @@ class copy_threads {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/stage/copy_threads.ipp>
+#include <cairn/system/vector.hpp>
 #endif

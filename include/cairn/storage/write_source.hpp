@@ -18,7 +18,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -47,7 +46,7 @@ class ring_pool {
 
  private:
   std::mutex mutex_;
-  std::vector<detail::owned<write_ring>> free_;
+  vector<detail::owned<write_ring>> free_;
 };
 
 /// The bytes of an image from front to back, for one thread that writes them: as they become available,
@@ -111,4 +110,5 @@ class write_source {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/write_source.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -2,11 +2,10 @@
 #pragma once
 #include <cairn/system/compiler.hpp>
 #include <cairn/system/sort_few.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 // Some of <algorithm>, for whole containers. What std has is made to be fast everywhere and instantiates much for
 // each call: std::sort 30 functions, std::any_of 6 with a loop that is unrolled four times. These are one function each.
@@ -23,7 +22,7 @@ struct less {
 };
 
 template <class T, class Before>
-void merge_sort(T* items, std::size_t count, std::vector<T>& room, Before& before) {
+void merge_sort(T* items, std::size_t count, vector<T>& room, Before& before) {
   if (count <= 12) return sort_few(items, items + count, before);
   const std::size_t half = count / 2;
   merge_sort(items, half, room, before);
@@ -46,12 +45,12 @@ void sort(T* items, std::size_t count, Before before) {
   std::size_t in_order = 1;
   while (in_order < count && !before(items[in_order], items[in_order - 1])) ++in_order;
   if (in_order >= count) return;
-  std::vector<T> room;
+  vector<T> room;
   if (count > 12) room.reserve(count / 2);
   merge_sort(items, count, room, before);
 }
-template <class T, class Before = less>
-void sort(std::vector<T>& items, Before before = {}) {
+template <class Items, class Before = less>
+void sort(Items& items, Before before = {}) {
   detail::sort(items.data(), items.size(), before);
 }
 
@@ -83,12 +82,12 @@ template <class Items, class T>
 }
 
 /// Removes the items for which `test(item)` holds, and counts them; the others keep their order.
-template <class T, class Test>
-std::size_t erase_if(std::vector<T>& items, Test test) {
+template <class Items, class Test>
+std::size_t erase_if(Items& items, Test test) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < items.size(); ++i)
     if (!test(items[i])) {
-      if (kept != i) items[kept] = static_cast<T&&>(items[i]);
+      if (kept != i) items[kept] = std::move(items[i]);
       ++kept;
     }
   const std::size_t removed = items.size() - kept;
@@ -97,12 +96,12 @@ std::size_t erase_if(std::vector<T>& items, Test test) {
 }
 
 /// Removes all but the first of equal items that lie side by side.
-template <class T>
-void erase_repeated(std::vector<T>& items) {
+template <class Items>
+void erase_repeated(Items& items) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < items.size(); ++i)
     if (kept == 0 || !(items[kept - 1] == items[i])) {
-      if (kept != i) items[kept] = static_cast<T&&>(items[i]);
+      if (kept != i) items[kept] = std::move(items[i]);
       ++kept;
     }
   while (items.size() > kept) items.pop_back();

@@ -33,12 +33,7 @@ class callback<Result(Arguments...)> {
     if constexpr (may_be_empty<std::remove_reference_t<Callable>>)
       if (!static_cast<bool>(callable)) return;
     held_ = detail::make_shared<stored>(std::forward<Callable>(callable));
-    call_ = [](void* held, Arguments... arguments) -> Result {
-      if constexpr (std::is_void_v<Result>)
-        static_cast<void>((*static_cast<stored*>(held))(std::forward<Arguments>(arguments)...));
-      else
-        return (*static_cast<stored*>(held))(std::forward<Arguments>(arguments)...);
-    };
+    call_ = call<stored>;
   }
 
   /// True if it holds a callable.
@@ -46,10 +41,18 @@ class callback<Result(Arguments...)> {
 
   /// @pre it holds a callable.
   Result operator()(Arguments... arguments) const {
-    return call_(held_.get(), std::forward<Arguments>(arguments)...);
+    return call_(held_.get(), static_cast<Arguments&&>(arguments)...);
   }
 
  private:
+  template <class Stored>
+  static Result call(void* held, Arguments... arguments) {
+    if constexpr (std::is_void_v<Result>)
+      static_cast<void>((*static_cast<Stored*>(held))(static_cast<Arguments&&>(arguments)...));
+    else
+      return (*static_cast<Stored*>(held))(static_cast<Arguments&&>(arguments)...);
+  }
+
   /// Pointers, and what can be emptied by nullptr and asked whether it is: a closure cannot.
   template <class Callable>
   static constexpr bool may_be_empty =

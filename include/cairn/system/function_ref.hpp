@@ -27,16 +27,19 @@ class function_ref<Result(Arguments...)> {
              std::is_invocable_r_v<Result, std::remove_reference_t<Callable>&, Arguments...>)
   function_ref(Callable&& callable) noexcept
       : object_(const_cast<void*>(static_cast<const volatile void*>(std::addressof(callable)))),
-        call_([](void* object, Arguments... arguments) -> Result {
-          return (*static_cast<std::remove_reference_t<Callable>*>(object))(
-              std::forward<Arguments>(arguments)...);
-        }) {}
+        call_(call<std::remove_reference_t<Callable>>) {}
 
   Result operator()(Arguments... arguments) const {
-    return call_(object_, std::forward<Arguments>(arguments)...);
+    return call_(object_, static_cast<Arguments&&>(arguments)...);
   }
 
  private:
+  // A closure would be three functions for each callable.
+  template <class Callable>
+  static Result call(void* object, Arguments... arguments) {
+    return (*static_cast<Callable*>(object))(static_cast<Arguments&&>(arguments)...);
+  }
+
   void* object_;
   Result (*call_)(void*, Arguments...);
 };

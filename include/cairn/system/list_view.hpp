@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/compiler.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <array>
 #include <cstddef>
@@ -24,6 +25,10 @@ class list_view {
   constexpr list_view(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
   constexpr list_view(std::vector<value>& from) noexcept : list_view(from.data(), from.size()) {}
   constexpr list_view(const std::vector<value>& from) noexcept
+    requires std::is_const_v<T>
+      : list_view(from.data(), from.size()) {}
+  list_view(vector<value>& from) noexcept : list_view(from.data(), from.size()) {}
+  list_view(const vector<value>& from) noexcept
     requires std::is_const_v<T>
       : list_view(from.data(), from.size()) {}
   template <std::size_t N>
@@ -68,6 +73,8 @@ class list_view {
 
 template <class T>
 list_view(const std::vector<T>&) -> list_view<const T>;
+template <class T>
+list_view(const vector<T>&) -> list_view<const T>;
 
 }  // namespace detail
 }  // namespace v1

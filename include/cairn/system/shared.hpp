@@ -17,15 +17,20 @@ concept KnowsItsOwner = requires(T& object) { object.weak_from_this(); };
 /// The owner of an object of any type. @throws std::bad_alloc, and then the object is destroyed.
 [[nodiscard]] std::shared_ptr<void> owner_of(void* object, void (*destroy)(void*));
 
-/// std::make_shared in two allocations: that one makes 60 functions for each type, and this one four.
+template <class T>
+void delete_object(void* object) noexcept {
+  delete static_cast<T*>(object);
+}
+
+/// std::make_shared in two allocations: that one makes 60 functions for each type, and this one three.
 template <class T, class... Arguments>
 [[nodiscard]] std::shared_ptr<T> make_shared(Arguments&&... arguments) {
   if constexpr (KnowsItsOwner<T>) {
-    return std::shared_ptr<T>(new std::remove_const_t<T>(std::forward<Arguments>(arguments)...));
+    return std::shared_ptr<T>(new std::remove_const_t<T>(static_cast<Arguments&&>(arguments)...));
   } else {
     using object = std::remove_const_t<T>;
-    auto* const made = new object(std::forward<Arguments>(arguments)...);
-    return std::shared_ptr<T>(owner_of(made, [](void* o) { delete static_cast<object*>(o); }), made);
+    auto* const made = new object(static_cast<Arguments&&>(arguments)...);
+    return std::shared_ptr<T>(owner_of(made, delete_object<object>), made);
   }
 }
 

@@ -2,10 +2,10 @@
 #pragma once
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -113,7 +113,7 @@ class sorted_map {
     }
     return begin;
   }
-  std::vector<void*> entries_;
+  vector<void*> entries_;
 };
 
 }  // namespace detail

@@ -10,12 +10,12 @@
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -27,7 +27,7 @@ CAIRN_BODY void element_reads::want(std::uint32_t index, const cairn::chunk& box
   slab s{
       to, boxes_of_range(box.sizes, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count)), {}};
   std::uint64_t at = 0;
-  std::vector<chunk_overlap> overlaps;
+  vector<chunk_overlap> overlaps;
   for (std::uint32_t b = 0; b < s.boxes.size(); ++b) {
     auto& part = s.boxes[b];
     for (int d = 0; d < part.offsets.rank(); ++d) part.offsets.set(d, part.offsets[d] + box.offsets[d]);

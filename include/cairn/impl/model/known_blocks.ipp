@@ -82,7 +82,10 @@ CAIRN_BODY void known_blocks::put(const std::shared_ptr<const void>& state,
   known_state* known = nullptr;
   for (auto& k : states_)
     if (k.state == state) known = &k;
-  if (known == nullptr) known = &states_.emplace_back(known_state{state, {}});
+  if (known == nullptr) {
+    states_.push_back({state, {}});
+    known = &states_.back();
+  }
   if (known->parts.empty())
     known->parts = std::move(parts);
   else

@@ -4,6 +4,7 @@
 #include <cairn/model/retention_policy.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -66,15 +67,15 @@ CAIRN_BODY std::vector<std::string> retention_policy::reasons(const std::vector<
     for (std::size_t i = 0; i < line.size(); ++i)
       if (line[i].step % n == 0) keep(i, "divisible by " + std::to_string(n));
   for (const auto& rule : best_) {
-    std::vector<std::pair<double, std::size_t>> found;
+    detail::vector<std::pair<double, std::size_t>> found;
     for (std::size_t i = 0; i < line.size(); ++i) {
       if (!line[i].readable) keep(i, "its manifest cannot be read");
       const auto* said = line[i].annotations.find(rule.name);
       const auto value = said != nullptr ? said->number() : std::nullopt;
       if (value && !std::isnan(*value))
-        found.emplace_back(rule.order == best::lowest ? *value : -*value, line.size() - i);
+        found.push_back({rule.order == best::lowest ? *value : -*value, line.size() - i});
     }
-    std::sort(found.begin(), found.end());
+    detail::sort(found);
     for (std::size_t k = 0; k < found.size() && k < rule.count; ++k)
       keep(line.size() - found[k].second,
            "one of the best " + std::to_string(rule.count) + " by " + rule.name);

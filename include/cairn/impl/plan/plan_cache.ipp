@@ -48,7 +48,7 @@ CAIRN_BODY std::size_t plan_cache::bytes() const noexcept {
   return sum;
 }
 
-CAIRN_BODY std::vector<plan_cache::slot>::iterator plan_cache::find_slot(const plan_key& key) {
+CAIRN_BODY plan_cache::slot* plan_cache::find_slot(const plan_key& key) {
   return detail::find_if(slots_, [&](const slot& s) { return s.key == key; });
 }
 

@@ -17,6 +17,7 @@
 #include <cairn/system/shared.hpp>
 #include <cairn/system/shared_event.hpp>
 #include <cairn/system/streaming_copy.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -28,14 +29,13 @@
 #include <mutex>
 #include <span>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY std::vector<image_range> cut_into_ranges(const image_layout& layout, bool early_first) {
-  std::vector<image_range> ranges;
+CAIRN_BODY vector<image_range> cut_into_ranges(const image_layout& layout, bool early_first) {
+  vector<image_range> ranges;
   ranges.reserve(layout.bytes / digest_block_bytes + layout.segments.size() + 16);
   image_range open;
   const auto close = [&] {

@@ -6,6 +6,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -17,7 +18,6 @@
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -29,7 +29,7 @@ struct memory_budget::state {
   std::uint64_t used = 0;
   std::uint64_t kept_calls = 0;      // of kept(), while somebody waits
   std::list<std::uint64_t> waiting;  // bytes that are waited for; the first is served first
-  std::vector<std::weak_ptr<member>> members;
+  detail::vector<std::weak_ptr<member>> members;
 
   void give_back(std::uint64_t bytes) noexcept;
   share take(const std::shared_ptr<state>& self, std::uint64_t bytes, deadline until);

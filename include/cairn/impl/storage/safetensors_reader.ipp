@@ -40,6 +40,7 @@
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <array>
@@ -267,7 +268,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::exchange_records(checkpoint_type& c
 CAIRN_BODY detail::load_work safetensors_reader::find_work(const checkpoint_type& checkpoint,
                                                            const load_plan& plan,
                                                            const std::vector<std::int32_t>& for_others) {
-  std::vector<detail::planned_want> wants;
+  detail::vector<detail::planned_want> wants;
   wants.reserve(plan.items.size());
   for (std::uint32_t i = 0; i < plan.items.size(); ++i) {
     auto planned = detail::place_want(checkpoint, plan.items[i]);

@@ -3,12 +3,12 @@
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/parallel.hpp>
 #include <cairn/system/shared_calls.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -26,7 +26,7 @@ CAIRN_BODY void parallel_for(std::size_t count, std::size_t threads,
                              function_ref<void(std::size_t, std::size_t)> call) {
   shared_calls calls(count, call);
   {
-    std::vector<background_thread> others(std::max<std::size_t>(1, std::min(threads, count)) - 1);
+    vector<background_thread> others(std::max<std::size_t>(1, std::min(threads, count)) - 1);
     for (std::size_t t = 0; t < others.size(); ++t)
       if (!others[t].start("cairn helper", [&calls, t] { calls.take_part(t + 1); })) break;
     calls.take_part(0);

@@ -6,6 +6,7 @@
 #include <cairn/system/shared.hpp>
 #include <cairn/system/shared_calls.hpp>
 #include <cairn/system/thread_pool.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <condition_variable>
@@ -15,7 +16,6 @@
 #include <mutex>
 #include <new>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -34,8 +34,8 @@ struct thread_pool::job {
 struct thread_pool::inside {
   std::mutex mutex;
   std::condition_variable wake;
-  std::vector<std::shared_ptr<job>> queue;
-  std::vector<background_thread> threads;
+  vector<std::shared_ptr<job>> queue;
+  vector<background_thread> threads;
   bool ending = false;
 
   void post(const std::shared_ptr<job>& shared, std::size_t helpers) {

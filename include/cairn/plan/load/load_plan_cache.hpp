@@ -64,7 +64,7 @@ class load_plan_cache {
 
   std::size_t limit_;
   std::size_t max_bytes_;
-  std::vector<slot> slots_;  ///< the one used last at the end
+  detail::vector<slot> slots_;  ///< the one used last at the end
 };
 
 }  // namespace v1
@@ -72,4 +72,5 @@ class load_plan_cache {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/load/load_plan_cache.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -37,7 +37,7 @@ struct chunk_overlap {
 /// Finds the chunks of a stored item that make up a wanted box: false if they do not cover it exactly once.
 /// O(progressions + overlaps).
 [[nodiscard]] bool find_overlaps(const stored_item& item, const chunk& wanted,
-                                 std::vector<chunk_overlap>& overlaps);
+                                 vector<chunk_overlap>& overlaps);
 
 /// Makes the load plan of one rank, entry by entry.
 class load_planning {
@@ -70,7 +70,7 @@ class load_planning {
   std::vector<bool> known_;
   std::vector<bool> matched_;  // of each pattern: by a name of the state or of the checkpoint
   std::vector<std::string> required_;
-  std::vector<chunk_overlap> overlaps_;
+  vector<chunk_overlap> overlaps_;
   load_plan plan_;
 };
 
@@ -80,4 +80,5 @@ class load_planning {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/load/load_planning.ipp>
+#include <cairn/system/vector.hpp>
 #endif

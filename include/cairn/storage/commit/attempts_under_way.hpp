@@ -16,7 +16,6 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -60,7 +59,7 @@ class attempts_under_way {
   struct inside {
     std::mutex mutex;
     std::condition_variable changed;
-    std::vector<task> tasks;
+    vector<task> tasks;
     bool closing = false;
     background_thread thread;
   };
@@ -69,7 +68,7 @@ class attempts_under_way {
   void set(const save_context& c, bool attempt_knowledge::*what, bool value);
   void retry(attempt_ending ending, deadline until);
   /// What there is no memory for is taken later.
-  static void take(std::vector<task>& from, std::vector<task>& to) noexcept;
+  static void take(vector<task>& from, vector<task>& to) noexcept;
   static void serve(inside& in) noexcept;
 
   const any_store store_;
@@ -85,4 +84,5 @@ class attempts_under_way {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/attempts_under_way.ipp>
+#include <cairn/system/vector.hpp>
 #endif

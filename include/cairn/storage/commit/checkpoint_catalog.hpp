@@ -79,8 +79,8 @@ class checkpoint_catalog {
   [[nodiscard]] std::optional<std::vector<std::byte>> manifest_bytes(std::int64_t step) const;
   /// Removes the manifest with the bytes of manifest_bytes(). False if there is another manifest now.
   [[nodiscard]] bool remove_manifest(std::int64_t step, const std::vector<std::byte>& bytes) const;
-  static void add_begun(std::vector<detail::found_attempt>& attempts, const std::vector<std::uint64_t>& begun,
-                        std::optional<std::uint64_t> but);
+  static void add_begun(detail::vector<detail::found_attempt>& attempts,
+                        const std::vector<std::uint64_t>& begun, std::optional<std::uint64_t> but);
   /// The attempt of an unfinished data file or record.
   [[nodiscard]] static std::optional<save_attempt> attempt_of_unfinished(const std::string& key);
   /// The attempts of unfinished objects by step, whether their writers live or not.
@@ -91,7 +91,7 @@ class checkpoint_catalog {
   std::uint64_t remove_unnamed(std::int64_t step, const manifest& m, const run_id& run) const;
   /// True if an attempt belongs to a run.
   [[nodiscard]] bool is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,
-                           const std::vector<detail::step_object>& objects) const;
+                           const detail::vector<detail::step_object>& objects) const;
   /// The run that ended an attempt of another run; nothing where an attempt ended itself.
   [[nodiscard]] std::optional<std::string> marked_by(std::int64_t step, std::uint64_t attempt) const;
   /// Discards unfinished objects of writers that died, except those of `run`.
@@ -106,4 +106,5 @@ class checkpoint_catalog {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/checkpoint_catalog.ipp>
+#include <cairn/system/vector.hpp>
 #endif

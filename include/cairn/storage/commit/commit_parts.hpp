@@ -99,8 +99,8 @@ struct found_attempt {
   bool marked = false;    ///< aborted for good
   std::size_t files = 0;  ///< data and records
 };
-[[nodiscard]] std::vector<found_attempt> attempts_in(const std::vector<step_object>& objects,
-                                                     std::optional<std::uint64_t> but);
+[[nodiscard]] vector<found_attempt> attempts_in(const vector<step_object>& objects,
+                                                std::optional<std::uint64_t> but);
 
 /// True if attempt_of() returns this attempt for one of the first million saves of this run.
 [[nodiscard]] inline bool made_by(const run_id& run, std::int64_t step, std::uint64_t attempt) {
@@ -135,4 +135,5 @@ void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/commit_parts.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -27,7 +27,7 @@ class step_objects {
  public:
   explicit step_objects(any_store store) noexcept : store_(std::move(store)) {}
 
-  [[nodiscard]] std::vector<step_object> objects_of(std::int64_t step) const;
+  [[nodiscard]] vector<step_object> objects_of(std::int64_t step) const;
 
   /// True for a manifest that appeared after its attempt was ended and removed, for example because a
   /// request that was reported as failed took effect later. There is a mark of its own attempt, and an
@@ -45,8 +45,7 @@ class step_objects {
   void remove_all(const std::vector<std::string>& keys) const;
   /// The same of those that `goes` names, the coordinator's record, or the file that holds it, before all others: a commit
   /// that is under way checks for it last.
-  void remove_those(const std::vector<step_object>& objects,
-                    function_ref<bool(const step_object&)> goes) const;
+  void remove_those(const vector<step_object>& objects, function_ref<bool(const step_object&)> goes) const;
   /// Removes the files of these attempts and returns their number. @pre after their marks existed, there
   /// was no manifest of theirs.
   std::uint64_t remove_files(std::int64_t step, const std::vector<std::uint64_t>& attempts) const;
@@ -88,8 +87,7 @@ class step_objects {
   [[nodiscard]] std::optional<std::uint64_t> standing_attempt(std::int64_t step) const;
   /// The attempts of quarantined checkpoints, as far as their manifests can be read. Their files are kept
   /// when the step is saved again.
-  [[nodiscard]] std::vector<std::uint64_t> quarantined_attempts(
-      const std::vector<step_object>& objects) const;
+  [[nodiscard]] std::vector<std::uint64_t> quarantined_attempts(const vector<step_object>& objects) const;
   /// True if there is a manifest of this attempt.
   [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
     return standing_attempt(step) == attempt;
@@ -116,4 +114,5 @@ class step_objects {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/step_objects.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -45,7 +45,7 @@ class block_comparison {
   block_pass& pass_;
   std::vector<filled_memory> parts_;  ///< of each want
   std::vector<bool> changes_;         ///< of each want
-  std::vector<block_place> blocks_;
+  vector<block_place> blocks_;
 };
 
 }  // namespace detail
@@ -54,4 +54,5 @@ class block_comparison {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/block_comparison.ipp>
+#include <cairn/system/vector.hpp>
 #endif

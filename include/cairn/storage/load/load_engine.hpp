@@ -157,7 +157,7 @@ class load_engine {
   std::uint64_t alignment_ = 1;         ///< of offsets and memory that the store reads quickly
   std::uint64_t max_batch_bytes_ = digest_block_bytes;
   std::uint64_t batch_bytes_ = digest_block_bytes;
-  std::vector<needed_block> blocks_;
+  vector<needed_block> blocks_;
   std::vector<std::size_t> batches_;  ///< first block of each, and the end
   std::atomic<std::uint64_t> bytes_{0};
   std::atomic<std::uint64_t> large_reads_{0};
@@ -171,4 +171,5 @@ class load_engine {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/load_engine.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -7,12 +7,12 @@
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -52,9 +52,9 @@ struct load_file {
   std::uint32_t index = 0;  ///< among the rank's files
 };
 struct load_work {
-  std::vector<load_file> files;
-  std::vector<load_item> items;  ///< by file, then offset
-  std::vector<load_want> wants;  ///< item after item
+  vector<load_file> files;
+  vector<load_item> items;  ///< by file, then offset
+  vector<load_want> wants;  ///< item after item
 };
 
 /// A wanted part with what is derived from its target; `devices`: what writes memory of devices, or null.

@@ -35,7 +35,7 @@ struct planned_want {
 
 /// Adds the stored items of these ranks as wanted by others. @pre their records are there
 void add_for_others(const stored_checkpoint& checkpoint, const std::vector<std::int32_t>& ranks,
-                    std::vector<planned_want>& wants);
+                    vector<planned_want>& wants);
 
 /// Gives the destination of a bytes item the stored size. @throws usage_error where it has a fixed, other
 /// size.
@@ -50,7 +50,7 @@ void forget_resized(block_pass& pass, const state_dict& state, const read_item& 
                                 const record_item& stored, std::size_t file);
 
 /// Sorts planned reads by file and offset, and joins those of the same stored item.
-[[nodiscard]] load_work gather_work(const stored_checkpoint& checkpoint, std::vector<planned_want>& wants);
+[[nodiscard]] load_work gather_work(const stored_checkpoint& checkpoint, vector<planned_want>& wants);
 
 /// Every block of every file. @pre all records are there.
 [[nodiscard]] load_work all_work(const stored_checkpoint& checkpoint);
@@ -61,4 +61,5 @@ void forget_resized(block_pass& pass, const state_dict& state, const read_item& 
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/planned_want.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -108,8 +108,8 @@ class shared_blocks final : public shared_source {
   device_load* devices_;
   const file_holders* holders_;
   std::vector<std::vector<part>> parts_;  ///< of each item
-  std::vector<block_place> places_;       ///< of reads, by index
-  std::vector<block_place> alone_;
+  vector<block_place> places_;            ///< of reads, by index
+  vector<block_place> alone_;
   std::uint64_t bytes_read_ = 0;
   load_stages stages_;
   large_buffer memory_;  ///< of one engine after the other
@@ -121,4 +121,5 @@ class shared_blocks final : public shared_source {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/shared_reads.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <span>
 #include <string_view>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -59,8 +58,8 @@ struct manifest_counts {
                                                      manifest& m);
 
 /// The known sections, by id - first_section; empty ones for those that are not required and not there. They lie one after another, so that no byte is without meaning.
-[[nodiscard]] std::vector<section_reader> find_sections(std::span<const std::byte> bytes,
-                                                        std::string_view file, std::uint32_t count);
+[[nodiscard]] vector<section_reader> find_sections(std::span<const std::byte> bytes, std::string_view file,
+                                                   std::uint32_t count);
 
 }  // namespace detail
 
@@ -69,4 +68,5 @@ struct manifest_counts {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/manifest/manifest_reader.ipp>
+#include <cairn/system/vector.hpp>
 #endif

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -166,7 +165,7 @@ class bounce_buffers {
   std::size_t bytes_;
   std::size_t alignment_;
   std::mutex mutex_;
-  std::vector<void*> free_;
+  vector<void*> free_;
 };
 
 }  // namespace detail
@@ -175,4 +174,5 @@ class bounce_buffers {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/stores/file/file_io.ipp>
+#include <cairn/system/vector.hpp>
 #endif

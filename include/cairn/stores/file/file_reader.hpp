@@ -7,6 +7,7 @@
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -185,7 +186,7 @@ class file_reader {
   }
 
   void read_once(std::span<const read_range> ranges) {
-    std::vector<task> tasks;
+    vector<task> tasks;
     const auto step = tree_.options.read_bytes;
     for (const auto& range : ranges) tree_.check_key(range.key);
     for (const auto& range : ranges) {

@@ -6,6 +6,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/thread_pool.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -178,7 +179,7 @@ struct file_tree {
   /// True if a directory is there, whose entry from now on is taken to be made durable by others. So are
   /// those of the directories above it: make_directory() makes each of them durable before what is in it.
   [[nodiscard]] bool adopt_directory(std::string_view directory) {
-    std::vector<file_identity> seen;
+    vector<file_identity> seen;
     int error = uninterrupted([&] { return fs.open_directory(root.c_str()); });
     file_handle<F> here(fs, error);
     const auto see = [&] {
@@ -342,7 +343,7 @@ struct file_tree {
 
   mutable std::mutex mutex_;
   std::string kind_;
-  std::vector<file_identity> durable_;  // directories whose entry is known to be durable
+  vector<file_identity> durable_;  // directories whose entry is known to be durable
 };
 
 }  // namespace detail

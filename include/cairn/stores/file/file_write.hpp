@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/stores/file/part_file.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <fcntl.h>
 
@@ -14,7 +15,6 @@
 #include <span>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -62,7 +62,7 @@ class file_write {
     state_ = state::broken;  // until all of it has worked
     std::uint64_t end = end_;
     std::uint64_t sum = written_;
-    std::vector<request> requests;
+    vector<request> requests;
     for (const auto& part : parts) {
       std::uint64_t part_end = 0;
       if (__builtin_add_overflow(part.offset, std::uint64_t{part.bytes.size()}, &part_end) ||
@@ -131,7 +131,7 @@ class file_write {
   }
 
   /// Whole blocks become direct requests, what is left at the edges buffered ones.
-  void cut(const write_range& part, std::vector<request>& out) const {
+  void cut(const write_range& part, vector<request>& out) const {
     const auto block = tree_->io_alignment;
     const auto add = [&](std::uint64_t from, std::uint64_t to, bool direct) {
       const auto step = tree_->options.write_bytes;

@@ -7,6 +7,7 @@
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/plan/summary/cover.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -47,8 +48,7 @@ CAIRN_BODY void fail_names(error_id id, const std::string& whose, const std::str
 
 namespace detail {
 
-CAIRN_BODY bool find_overlaps(const stored_item& item, const chunk& wanted,
-                              std::vector<chunk_overlap>& overlaps) {
+CAIRN_BODY bool find_overlaps(const stored_item& item, const chunk& wanted, vector<chunk_overlap>& overlaps) {
   overlaps.clear();
   if (wanted.empty()) return true;
   item.chunks.overlaps(wanted, [&](std::uint64_t index, const stored_chunk&, const chunk& common) {

@@ -8,6 +8,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -16,7 +17,6 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -86,20 +86,20 @@ CAIRN_BODY void attempts_under_way::retry(attempt_ending ending, deadline until)
   in_->changed.notify_all();
 }
 
-CAIRN_BODY void attempts_under_way::take(std::vector<task>& from, std::vector<task>& to) noexcept {
+CAIRN_BODY void attempts_under_way::take(vector<task>& from, vector<task>& to) noexcept {
   try {
     to.reserve(to.size() + from.size());
   } catch (...) {
     return;
   }
-  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  for (auto& each : from) to.push_back(std::move(each));
   from.clear();
 }
 
 CAIRN_BODY void attempts_under_way::serve(inside& in) noexcept {
   constexpr auto first = std::chrono::milliseconds(10);
   std::chrono::milliseconds pause = first;
-  std::vector<task> mine;
+  vector<task> mine;
   for (bool last = false; !last;) {
     {
       std::unique_lock lock(in.mutex);

@@ -16,6 +16,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/sorted_map.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <array>
@@ -126,13 +127,13 @@ CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id
   for (const auto& key : store_.live_writers("step-"))
     if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
   const auto all = store_.keys("step-");
-  std::vector<std::pair<parsed_key, std::string_view>> objects;
+  detail::vector<std::pair<parsed_key, std::string_view>> objects;
   std::vector<std::int64_t> committed;
   for (const auto& key : all) {
     const auto parsed = parse_key(key);
     if (!parsed) continue;
     if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
-    if (parsed->object.kind == object_kind::data) objects.emplace_back(*parsed, key);
+    if (parsed->object.kind == object_kind::data) objects.push_back({*parsed, key});
   }
   const auto stands = [&](std::int64_t step) { return detail::contains(committed, step); };
   for (const auto& [o, own_key] : objects) {
@@ -198,7 +199,7 @@ CAIRN_BODY bool checkpoint_catalog::remove_manifest(std::int64_t step,
   return true;
 }
 
-CAIRN_BODY void checkpoint_catalog::add_begun(std::vector<detail::found_attempt>& attempts,
+CAIRN_BODY void checkpoint_catalog::add_begun(detail::vector<detail::found_attempt>& attempts,
                                               const std::vector<std::uint64_t>& begun,
                                               std::optional<std::uint64_t> but) {
   for (const auto attempt : begun) {
@@ -287,7 +288,7 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::remove_unnamed(std::int64_t step, c
 }
 
 CAIRN_BODY bool checkpoint_catalog::is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,
-                                          const std::vector<detail::step_object>& objects) const {
+                                          const detail::vector<detail::step_object>& objects) const {
   if (detail::made_by(run, step, attempt)) return true;
   for (const auto& o : objects) {
     if (!o.own || o.name.kind != object_kind::record || o.name.attempt != attempt) continue;

@@ -13,6 +13,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -93,13 +94,16 @@ CAIRN_BODY std::optional<parsed_key> unfinished_object(std::string_view key) noe
   return std::nullopt;
 }
 
-CAIRN_BODY std::vector<found_attempt> attempts_in(const std::vector<step_object>& objects,
-                                                  std::optional<std::uint64_t> but) {
-  std::vector<found_attempt> found;
+CAIRN_BODY vector<found_attempt> attempts_in(const vector<step_object>& objects,
+                                             std::optional<std::uint64_t> but) {
+  vector<found_attempt> found;
   for (const auto& o : objects) {
     if ((!o.is_file() && !o.is_mark()) || o.name.attempt == but) continue;
     auto at = detail::find_if(found, [&](const auto& a) { return a.attempt == o.name.attempt; });
-    if (at == found.end()) at = found.insert(at, found_attempt{o.name.attempt, false, 0});
+    if (at == found.end()) {
+      found.push_back({o.name.attempt, false, 0});
+      at = &found.back();
+    }
     at->marked |= o.is_mark();
     at->files += o.is_file();
   }

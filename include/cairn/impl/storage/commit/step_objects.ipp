@@ -13,6 +13,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/thread_pool.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -28,9 +29,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY std::vector<step_object> step_objects::objects_of(std::int64_t step) const {
+CAIRN_BODY vector<step_object> step_objects::objects_of(std::int64_t step) const {
   const auto directory = step_directory(step) + "/";
-  std::vector<step_object> found;
+  vector<step_object> found;
   for (const auto& key : store_.keys(directory))
     if (auto known = parse_object(key, directory.size())) found.push_back(std::move(*known));
   return found;
@@ -96,7 +97,7 @@ CAIRN_BODY void step_objects::remove_all(const std::vector<std::string>& keys) c
   thread_pool().run(keys.size(), at_once, [&](std::size_t i) { store_.remove(keys[i]); });
 }
 
-CAIRN_BODY void step_objects::remove_those(const std::vector<step_object>& objects,
+CAIRN_BODY void step_objects::remove_those(const vector<step_object>& objects,
                                            function_ref<bool(const step_object&)> goes) const {
   std::vector<std::string> others;
   for (const auto& o : objects) {
@@ -145,7 +146,7 @@ CAIRN_BODY std::optional<std::uint64_t> step_objects::standing_attempt(std::int6
 }
 
 CAIRN_BODY std::vector<std::uint64_t> step_objects::quarantined_attempts(
-    const std::vector<step_object>& objects) const {
+    const vector<step_object>& objects) const {
   std::vector<std::uint64_t> found;
   for (const auto& o : objects) {
     if (!o.is_quarantined()) continue;

@@ -27,6 +27,7 @@
 #include <cairn/system/populate.hpp>
 #include <cairn/system/shared_calls.hpp>
 #include <cairn/system/streaming_copy.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -103,7 +104,7 @@ CAIRN_BODY std::uint64_t load_engine::read_blocks() {
   if (const auto bytes = room * static_cast<std::size_t>(max_readers); own_memory && memory_->size() < bytes)
     *memory_ = large_buffer(bytes);
 
-  std::vector<background_thread> others;
+  vector<background_thread> others;
   others.reserve(static_cast<std::size_t>(max_readers));
   shared_calls* all = nullptr;
   const auto take_step = [&](std::size_t i, std::size_t thread) {
@@ -253,7 +254,7 @@ CAIRN_BODY void load_engine::find_batches() {
 
 CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std::byte* bounce,
                                         held_buffer* held, std::byte* scratch) {
-  std::vector<std::pair<const needed_block*, std::byte*>> blocks;  // that are read, and where
+  vector<std::pair<const needed_block*, std::byte*>> blocks;  // that are read, and where
   std::vector<read_range> ranges;
   stage_watch watch;
   for (auto i = first; i < last; ++i) {
@@ -266,7 +267,7 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
     }
     const auto begin = item_of(p).offset + begin_of(p);
     auto* place = p.direct != nullptr ? p.direct : bounce + p.at;
-    blocks.emplace_back(&p, place);
+    blocks.push_back({&p, place});
     const auto wanted = extent_of(p);
     place -= begin - wanted.begin;
     const std::string_view key = file_of(p).key;

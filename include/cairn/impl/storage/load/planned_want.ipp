@@ -22,6 +22,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -54,7 +55,7 @@ CAIRN_BODY planned_want place_want(const stored_checkpoint& checkpoint, const re
 }
 
 CAIRN_BODY void add_for_others(const stored_checkpoint& checkpoint, const std::vector<std::int32_t>& ranks,
-                               std::vector<planned_want>& wants) {
+                               vector<planned_want>& wants) {
   for (const auto& item : checkpoint.metadata().items)
     for (const auto rank : ranks)
       item.chunks.of_rank(rank, [&](std::uint64_t, const stored_chunk& c) {
@@ -109,7 +110,7 @@ CAIRN_BODY load_item item_of(const stored_checkpoint& checkpoint, std::int32_t r
   return item;
 }
 
-CAIRN_BODY load_work gather_work(const stored_checkpoint& checkpoint, std::vector<planned_want>& wants) {
+CAIRN_BODY load_work gather_work(const stored_checkpoint& checkpoint, vector<planned_want>& wants) {
   const auto place = [](const planned_want& w) {
     return std::tuple(w.rank, w.stored->file, w.stored->offset, w.stored);
   };
@@ -141,7 +142,7 @@ CAIRN_BODY load_work all_work(const stored_checkpoint& checkpoint) {
   load_work work;
   for (const auto& named : checkpoint.manifest().records) {
     const auto& r = checkpoint.record_of(named.rank).content();
-    std::vector<const record_item*> order;
+    vector<const record_item*> order;
     for (const auto& i : r.items) order.push_back(&i);
     detail::sort(order, [](const auto* a, const auto* b) {
       return a->file != b->file ? a->file < b->file : a->offset < b->offset;

@@ -20,6 +20,7 @@
 #include <cairn/system/parallel.hpp>
 #include <cairn/system/sorted_map.hpp>
 #include <cairn/system/streaming_copy.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -65,7 +66,7 @@ CAIRN_BODY std::vector<shared_read> shared_blocks::find_shared_reads() {
   std::vector<shared_read> reads;
   std::vector<wanted_box> found;
   std::vector<const rank_set*> sets;
-  std::vector<block_place> read_here;  // wanted here, and held here
+  vector<block_place> read_here;  // wanted here, and held here
   parts_.resize(work_.items.size());
   for (std::uint32_t i = 0; i < work_.items.size(); ++i) {
     const auto& item = work_.items[i];
@@ -220,7 +221,7 @@ CAIRN_BODY read_bundles shared_blocks::read_window(shared_window window, std::sp
     return a.item != b.item ? a.item < b.item : a.block < b.block;
   };
   detail::sort(own, [&](const auto& a, const auto& b) { return before(a.at, b.at); });
-  std::vector<block_place> blocks;
+  vector<block_place> blocks;
   for (const auto& o : own) blocks.push_back(o.at);
   load_engine engine(store_, work_, budget_, until_, devices_);
   engine.read_with(reads_);

@@ -10,6 +10,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
@@ -18,7 +19,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -102,14 +102,14 @@ CAIRN_BODY manifest_counts decode_manifest_header(std::span<const std::byte> byt
   return counts;
 }
 
-CAIRN_BODY std::vector<section_reader> find_sections(std::span<const std::byte> bytes, std::string_view file,
-                                                     std::uint32_t count) {
+CAIRN_BODY vector<section_reader> find_sections(std::span<const std::byte> bytes, std::string_view file,
+                                                std::uint32_t count) {
   const auto bad = [&](std::string_view what, std::uint64_t at) {
     corrupt(error_id::corrupt_bad_value, what, file, at);
   };
   if (count > max_sections || count > (bytes.size() - manifest_header_bytes) / section_entry_bytes)
     bad("a manifest cannot have so many sections", 20);
-  std::vector<owned<section_reader>> found(known_sections);
+  vector<owned<section_reader>> found(known_sections);
   std::uint64_t position = manifest_header_bytes + std::uint64_t{count} * section_entry_bytes;
   for (std::uint32_t s = 0; s < count; ++s) {
     const auto entry_at = manifest_header_bytes + std::uint64_t{s} * section_entry_bytes;
@@ -138,7 +138,7 @@ CAIRN_BODY std::vector<section_reader> find_sections(std::span<const std::byte> 
     found[id - first_section] = make_owned<section_reader>(section, offset, file);
   }
   if (position != bytes.size()) bad("bytes follow the last section of a manifest", position);
-  std::vector<section_reader> sections;
+  vector<section_reader> sections;
   for (std::size_t s = 0; s < found.size(); ++s) {
     if (!found[s] && s < required_sections) bad("a manifest lacks a section", manifest_header_bytes);
     sections.push_back(found[s] ? *found[s] : section_reader(std::span<const std::byte>(), position, file));

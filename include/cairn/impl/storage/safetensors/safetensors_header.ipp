@@ -11,6 +11,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/json_parser.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -62,9 +63,9 @@ CAIRN_BODY void append_json(std::string& out, const extents& numbers) {
 /// A key that two entries have; null: each has its own. Digests are compared instead of keys, which begin
 /// alike.
 [[nodiscard]] inline const std::string* key_used_twice(const std::vector<safetensors_entry>& entries) {
-  std::vector<std::pair<std::uint64_t, const std::string*>> keys;
+  vector<std::pair<std::uint64_t, const std::string*>> keys;
   keys.reserve(entries.size());
-  for (const auto& e : entries) keys.emplace_back(digest(e.key), &e.key);
+  for (const auto& e : entries) keys.push_back({digest(e.key), &e.key});
   detail::sort(keys, [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first < b.first : *a.second < *b.second;
   });

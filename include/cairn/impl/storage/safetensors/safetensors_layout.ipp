@@ -14,6 +14,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -23,7 +24,6 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -52,7 +52,7 @@ CAIRN_BODY image_layout safetensors_layout(const save_plan& plan, std::span<cons
     std::uint64_t order;
     std::uint32_t item;
   };
-  std::vector<place> order;
+  detail::vector<place> order;
   order.reserve(count);
   constexpr auto frozen_files_from = std::uint64_t{1} << 32;
   std::unordered_map<std::string_view, std::uint64_t> boxes_before;
