@@ -16,6 +16,7 @@
 #include <cairn/tiers/tier_directory.hpp>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -105,9 +106,13 @@ struct redundancy_engine::state {
 
   /// Room for a piece; what its file held has been given up.
   [[nodiscard]] static detail::file_descriptor open_piece(const std::string& name, std::uint64_t bytes) {
-    detail::file_descriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!file.open()) detail::fail_system(errno, "a piece could not be made: " + name);
-    if (const int code = detail::allocate_file(file.get(), bytes); code != 0)
+    detail::file_descriptor file(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    struct stat now {};
+    if (!file.open() || ::fstat(file.get(), &now) != 0)
+      detail::fail_system(errno, "a piece could not be made: " + name);
+    const auto allocate =
+        now.st_size == 0 && detail::lies_in_memory(name) ? detail::allocate_in_memory : detail::allocate_file;
+    if (const int code = allocate(file.get(), bytes); code != 0)
       detail::fail_system(code, "there is no room for the piece that a rank keeps for others: " + name);
     return file;
   }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/populate.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -92,6 +94,23 @@ CAIRN_BODY int allocate_file(int file, std::uint64_t bytes) noexcept {
   while (::fallocate(file, 0, 0, static_cast<off_t>(bytes)) != 0)
     if (errno != EINTR) return errno;
   return 0;
+}
+CAIRN_BODY int allocate_in_memory(int file, std::uint64_t bytes) noexcept {
+  constexpr auto huge = tier_image_unit;
+  if (::ftruncate(file, static_cast<off_t>(bytes)) != 0) return errno;
+  // A huge page is only made where the address of the mapping is a multiple of it, too.
+  const auto whole = static_cast<std::size_t>(bytes / huge * huge);
+  void* const room = whole == 0 ? MAP_FAILED
+                                : ::mmap(nullptr, whole + huge, PROT_NONE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room != MAP_FAILED) {
+    auto* const at =
+        static_cast<std::byte*>(room) + (huge - reinterpret_cast<std::uintptr_t>(room) % huge) % huge;
+    if (::mmap(at, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED)
+      populate_huge({at, whole});
+    ::munmap(room, whole + huge);
+  }
+  return allocate_file(file, bytes);
 }
 
 }  // namespace detail

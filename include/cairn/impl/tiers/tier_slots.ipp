@@ -206,15 +206,15 @@ CAIRN_BODY void tier_slots::remove_of_lost_ranks(const std::vector<held_name>& h
 
 CAIRN_BODY std::shared_ptr<shared_segment> tier_slots::allocate(std::int32_t number,
                                                                 std::uint64_t bytes) const {
-  constexpr std::uint64_t unit = std::uint64_t{2} << 20;
-  const std::uint64_t rounded = (bytes + unit - 1) / unit * unit;
+  const std::uint64_t rounded = (bytes + tier_image_unit - 1) / tier_image_unit * tier_image_unit;
   const auto file_name = directory_.path(slot_name(directory_.user().rank, number));
   directory_.files().remove(file_name);  // first: a smaller one that it replaces has room that counts
   directory_.check_room(rounded);
   file_descriptor file(::open(file_name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file.open()) fail_system(errno, "an image of the local tier could not be made: " + file_name);
   // All of it before it is mapped: what is not there would be SIGBUS when it is touched.
-  const int code = ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : allocate_file(file.get(), rounded);
+  const int code =
+      ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : allocate_in_memory(file.get(), rounded);
   if (code != 0) {
     static_cast<void>(::unlink(file_name.c_str()));
     if (code == ENOSPC) directory_.check_room(rounded);

@@ -71,7 +71,12 @@ CAIRN_BODY socket_progress socket_connection::write_some(std::span<const std::by
 CAIRN_BODY socket_progress::state socket_connection::read(function_ref<bool(received_frame&&)> take,
                                                           std::size_t longest) {
   using state = socket_progress::state;
+  // A body grows as it comes, so that what fills its memory the first time leaves it in the cache for what is received.
+  constexpr std::size_t step = std::size_t{256} << 10;
   for (std::size_t budget = std::size_t{8} << 20;;) {
+    if (in_body_ && have_ == coming_.body.size() && have_ < coming_.head.bytes)
+      coming_.body.resize(
+          static_cast<std::size_t>(std::min<std::uint64_t>(coming_.head.bytes, have_ + step)));
     const std::span<std::byte> wanted =
         in_body_ ? std::span(coming_.body).subspan(have_) : std::span(head_in_).subspan(have_);
     if (!wanted.empty()) {
@@ -86,11 +91,12 @@ CAIRN_BODY socket_progress::state socket_connection::read(function_ref<bool(rece
       const auto head = decode_socket_head(head_in_);
       if (!head || head->bytes > longest) return state::ended;
       coming_.head = *head;
-      coming_.body.resize(static_cast<std::size_t>(head->bytes));
+      coming_.body.reserve(static_cast<std::size_t>(head->bytes));
       in_body_ = true;
       have_ = 0;
       continue;
     }
+    if (have_ < coming_.head.bytes) continue;
     in_body_ = false;
     have_ = 0;
     const bool goes_on = take(std::exchange(coming_, {}));
