@@ -106,23 +106,24 @@ class case_maker {
     place.early = early;
     layout_.blocks += cairn::block_count(place.bytes);
     layout_.items.push_back(place);
-    // Bytes in a row need no arithmetic; they are the large ones.
-    const bool row = type == cairn::dtype::u8 && cast == nullptr && shape.rank() == 1 && strides[0] == 1;
-    if (row) image_.insert(image_.end(), first, first + elements);
-    for (std::uint64_t i = 0; i < elements && !row; ++i) {
-      std::int64_t at = 0;
-      auto rest = static_cast<std::int64_t>(i);
-      for (int d = shape.rank() - 1; d >= 0; --d) {
-        at += rest % shape[d] * strides[static_cast<std::size_t>(d)];
-        rest /= shape[d];
-      }
-      const std::byte* element = first + at * static_cast<std::int64_t>(size);
-      std::byte value[16];
+    image_.resize(place.begin + place.bytes);
+    std::byte* to = image_.data() + place.begin;
+    // Elements in a row that are stored as they are need no arithmetic; they are most.
+    const bool row = cast == nullptr && shape.rank() == 1 && strides[0] == 1;
+    if (row && elements != 0) std::memcpy(to, first, place.bytes);
+    std::array<std::int64_t, cairn::extents::max_rank> index{};
+    for (std::uint64_t i = 0; i < elements && !row; ++i, to += stored_size) {
       if (cast == nullptr)
-        std::memcpy(value, element, size);
+        std::memcpy(to, first, size);
       else
-        cast(element, value, 1);
-      image_.insert(image_.end(), value, value + stored_size);
+        cast(first, to, 1);
+      for (int d = shape.rank() - 1; d >= 0; --d) {  // to the next element
+        const auto k = static_cast<std::size_t>(d);
+        first += strides[k] * static_cast<std::int64_t>(size);
+        if (++index[k] < shape[d]) break;
+        first -= shape[d] * strides[k] * static_cast<std::int64_t>(size);
+        index[k] = 0;
+      }
     }
     sources_.push_back(source);
     memories_.push_back(std::move(m));
