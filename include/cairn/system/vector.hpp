@@ -36,7 +36,7 @@ template <class T>
 class vector : vector_memory {
  public:
   vector() noexcept = default;
-  explicit vector(std::size_t count) : vector() { resize(count); }
+  explicit vector(std::size_t count) : vector() { extend(count); }
   vector(const vector& other) : vector() {
     reserve(other.size_);
     for (const T& item : other) push_back(item);
@@ -96,8 +96,7 @@ class vector : vector_memory {
   }
   /// Elements that are added are made of nothing.
   void resize(std::size_t count) {
-    reserve(count);
-    for (; size_ < count; ++size_) ::new (static_cast<void*>(static_cast<T*>(items_) + size_)) T();
+    if (size_ < count) extend(count);
     while (size_ > count) pop_back();
   }
   /// The others keep their order.
@@ -123,6 +122,10 @@ class vector : vector_memory {
   }
 
  private:
+  void extend(std::size_t count) {
+    reserve(count);
+    for (; size_ < count; ++size_) ::new (static_cast<void*>(static_cast<T*>(items_) + size_)) T();
+  }
   static void relocate(void* to, void* from, std::size_t count) noexcept {
     for (std::size_t i = 0; i < count; ++i) {
       T& item = static_cast<T*>(from)[i];
