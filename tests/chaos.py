@@ -3,8 +3,10 @@
 """Trains on three hosts of two ranks each (tests/cluster), with a fault every 30 seconds, and starts again what ended:
 
     python3 tests/chaos.py --minutes 10 --seed 7
+    python3 tests/chaos.py --minutes 10 --seed 7 --store nfs
 
-A host loses power, or stands still for a minute; it is cut off from the others; a rank or a worker is killed; the store is slow, or away.
+A host loses power, or stands still for a minute; it is cut off from the others, or its packets are lost; a rank or a worker is killed; the store is slow, or away. With
+`--store nfs` hosts are instances, each with a kernel of its own, whose store is an NFS server, which also loses power for 5 to 60 s.
 The faults come in an order that the seed chooses. Every step's loss must be that of an undisturbed run, bit by bit, however often it was
 trained; at the end the store must be whole. Prints what each fault cost: the steps that were trained again, and the parts of the recovery.
 
@@ -23,14 +25,18 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
-from jobs import BOX, Job, box, signal_on  # noqa: E402  pylint: disable=wrong-import-position
+from jobs import BOX, Job, box, on_each, signal_on  # noqa: E402  pylint: disable=wrong-import-position
 
-HOSTS = ["h1", "h2", "h3"]
-STORE = "h4"
+HOSTS = {"s3": ["h1", "h2", "h3"], "nfs": ["i2", "i3", "i4"]}
+STORE = {"s3": "h4", "nfs": "i1"}
 STEP = re.compile(r"^step +(\d+)  loss")
 STOPPED = 75  # the status of a rank that saved because it was asked to stop
-FAULTS = ["lose_host", "freeze_host", "cut_host", "kill_rank", "kill_worker", "slow_store", "lose_store"]
+FAULTS = ["lose_host", "freeze_host", "cut_host", "kill_rank", "kill_worker", "slow_store", "lose_store", "restart_store", "lose_packets"]
 LATE = 25  # seconds after a fault the job has heard of it
+START = {"s3": 60, "nfs": 150}  # seconds that a start may take, with a store that is away
+# An instance has one processor, which its ranks and its kernel share: it is slow, and may say nothing for seconds.
+SHAPE = {"s3": "--layers 2 --context 64 --heads 4 --micro-batches 12".split(), "nfs": "--layers 1 --context 16 --heads 4 --micro-batches 12".split()}
+WAITS = {"s3": "--timeout 10 --lost-after 1 --stopped-after 1".split(), "nfs": "--timeout 30 --lost-after 3 --stopped-after 10".split()}
 FAILED_STARTS = 5  # one after another, of which none is due to a fault that is over
 PARTS = ("detect", "end", "start", "agree and read", "first step")
 
@@ -40,26 +46,47 @@ class Supervisor:
 
     def __init__(self, options):
         self.options, self.random = options, random.Random(options.seed)
-        self.shared = os.environ["CAIRN_BOX"] + "/shared"
+        # What hosts share, or what instances do: its name on the head, and on them.
+        nfs = options.store == "nfs"
+        self.here = os.environ["CAIRN_BOX"] + ("/share" if nfs else "/shared")
+        self.shared = "/mnt/share" if nfs else self.here
+        self.hosts, self.store, self.limit = HOSTS[options.store], STORE[options.store], START[options.store]
         self.out, self.job, self.losses, self.best, self.starts, self.twice = {}, None, {}, 0, 0, 0
-        self.faults, self.later, self.timers = [], [], []
-        address = box("s3", STORE, self.shared + "/helper_s3_server", "--all-addresses", "--access-key=A", "--secret-key=S",
+        self.faults, self.later, self.timers, self.store_is_away = [], [], [], False
+        self.environment = {}
+        if nfs:
+            self.serve_nfs()
+            for host in self.hosts:
+                self.boot(host)
+            self.url = "/mnt/nfs/run"
+            return
+        address = box("s3", self.store, self.shared + "/helper_s3_server", "--all-addresses", "--access-key=A", "--secret-key=S",
                       "--bucket=bucket").split()[-1]
         self.url = f"s3://bucket/run?endpoint=http://{address}"
         self.environment = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "S", "AWS_EC2_METADATA_DISABLED": "true"}
 
+    def serve_nfs(self):
+        # Its programs keep what they inherit.
+        subprocess.run([BOX, "nfs-server", self.store], check=True, timeout=240, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def boot(self, host):
+        box("boot", host, limit=240)
+        if self.options.store == "nfs":
+            box("nfs-mount", host, self.store, "actimeo=60,hard", limit=240)
+
     # --- The run
 
     def shape(self):
-        return ["--layers", "2", "--width", str(self.options.width), "--heads", "4", "--context", "64", "--micro-batches", "12"]
+        return [*SHAPE[self.options.store], "--width", str(self.options.width)]
 
     def start(self):
-        hosts = [host for host in HOSTS if host not in self.out]
+        hosts = [host for host in self.hosts if host not in self.out]
         self.starts += 1
-        self.losses_file = f"{self.shared}/losses.{self.starts}"
+        self.losses_file = f"{self.here}/losses.{self.starts}"
         self.job = Job(self.shared + "/train_gpt", hosts,
-                       [*self.shape(), "--store", self.url, "--steps", "1000000", "--every", "1", "--timeout", "10", "--lost-after", "3",
-                        "--tier", "/dev/shm/tier", "--persist", "10", "--partner-copies", "1", "--losses", self.losses_file],
+                       [*self.shape(), "--store", self.url, "--steps", "1000000", "--every", "1", *WAITS[self.options.store],
+                        "--tier", "/dev/shm/tier",
+                        "--persist", "10", "--partner-copies", "1", "--losses", f"{self.shared}/losses.{self.starts}"],
                        environment=self.environment)
 
     def keep_log(self, job):
@@ -105,8 +132,8 @@ class Supervisor:
             self.start()
             new = self.job
             try:
-                resumed = int(new.wait_for(r"^resumed from the checkpoint of step (\d+)", 60).group(1))
-                first = int(new.wait_for(STEP.pattern, 60).group(1))
+                resumed = int(new.wait_for(r"^resumed from the checkpoint of step (\d+)", self.limit).group(1))
+                first = int(new.wait_for(STEP.pattern, self.limit).group(1))
                 break
             except AssertionError as e:
                 self.say(f"the start failed, and is tried again: {str(e)[-1500:]}")
@@ -119,7 +146,7 @@ class Supervisor:
         stepped = self.moment_of(STEP.pattern, new)[0]
         new_again = None
         if last >= first:
-            new.wait_for(rf"^step +{last} +loss", 60)
+            new.wait_for(rf"^step +{last} +loss", self.limit)
             new_again = self.moment_of(rf"^step +{last} +loss", new)[0]
         lost = max(0, last - resumed)
         fault.setdefault("restarts", []).append({
@@ -129,15 +156,9 @@ class Supervisor:
         self.say(f"goes on at step {resumed}, {lost} lost, on {len(new.hosts)} hosts, "
                  + ", ".join(f"{name} {fault['restarts'][-1][name]:.2f}" for name in PARTS) + f" s: {source.string[:160] if source else ''}")
 
-    def ask_to_stop(self, fault):
-        """A host is there again: the job saves, ends, and begins on all of them."""
-        job = self.job
+    def take_back(self, fault):
+        """A host is there again: the job is ended as by any fault, since tiers hold each step, and begins on all of them."""
         fault["at"] = time.monotonic()
-        for host in job.hosts:
-            signal_on(host, "TERM", "^[^ ]*train_gpt ")
-        until = time.monotonic() + 30
-        while not job.ended() and time.monotonic() < until:
-            time.sleep(0.05)
         self.restart(fault, "a host came back")
         for each in self.faults:  # one that was about to end the job
             each["ends"] = False
@@ -157,23 +178,32 @@ class Supervisor:
         self.timers.append(timer)
         timer.start()
 
+    def store_back_after(self, seconds, how):
+        self.store_is_away = True
+
+        def come_back():
+            how()
+            self.store_is_away = False
+            self.say("the store is as it was")
+        self.at_once_after(seconds, come_back)
+
     def back(self, host, how, fault):
         def come_back():
             how()
             del self.out[host]
             self.say(f"{host} is back")
-            self.ask_to_stop(fault)
+            self.take_back(fault)
         return come_back
 
     def lose_host(self, fault):
-        host = self.random.choice(HOSTS)
+        host = self.random.choice(self.hosts)
         fault["what"] = f"{host} loses power"
         self.out[host] = "off"
         box("power-off", host)
-        self.after(20, self.back(host, lambda: box("boot", host), fault))
+        self.after(20, self.back(host, lambda: self.boot(host), fault))
 
     def freeze_host(self, fault):
-        host = self.random.choice(HOSTS)
+        host = self.random.choice(self.hosts)
         fault["what"] = f"{host} stands still for a minute"
         self.out[host] = "frozen"
         box("freeze", host)
@@ -188,8 +218,8 @@ class Supervisor:
         self.after(60, self.back(host, thaw, fault))
 
     def cut_host(self, fault):
-        host = self.random.choice(HOSTS)
-        others = [other for other in HOSTS if other != host]
+        host = self.random.choice(self.hosts)
+        others = [other for other in self.hosts if other != host]
         how = self.random.choice(["the others", "one host", "one host, which it still reaches,"])
         if how != "the others":
             others = [self.random.choice(others)]
@@ -206,12 +236,19 @@ class Supervisor:
                 box("mend", *pair)
         self.after(20, self.back(host, mend, fault))
 
+    def lose_packets(self, fault):
+        host = self.random.choice([each for each in self.hosts if each not in self.out])
+        fault["what"] = f"every twentieth packet of {host} is lost for 20 s"
+        box("loss", host, "50")
+        self.at_once_after(20, lambda: box("loss", host, "0"))
+
     def kill_one(self, fault, kind, pattern):
         """On a host that is up: one that was just lost may still be in the job, and what is found may end by itself."""
         host = self.random.choice([each for each in self.job.hosts if self.out.get(each) != "off"])
         found = box("on", host, "pgrep", "-f", pattern, status=None).split()
         fault["what"] = f"a {kind} on {host} is killed" if found else f"no {kind} was there to be killed on {host}"
         if found:
+            fault["at"] = time.monotonic()
             box("on", host, "env", "kill", "-KILL", self.random.choice(found), status=None)
 
     def kill_rank(self, fault):
@@ -222,13 +259,19 @@ class Supervisor:
 
     def slow_store(self, fault):
         fault["what"] = "the store takes 1 Mbit/s for 20 s"
-        box("rate", STORE, "1mbit")
-        self.at_once_after(20, lambda: box("rate", STORE, "0"))
+        box("rate", self.store, "1mbit")
+        self.store_back_after(20, lambda: box("rate", self.store, "0"))
 
     def lose_store(self, fault):
         fault["what"] = "the store stands still for 20 s"
-        box("freeze", STORE)
-        self.at_once_after(20, lambda: box("thaw", STORE))
+        box("freeze", self.store)
+        self.store_back_after(20, lambda: box("thaw", self.store))
+
+    def restart_store(self, fault):
+        seconds = self.random.choice([5, 20, 60])
+        fault["what"] = f"the server of the store loses power, and boots after {seconds} s"
+        box("power-off", self.store)
+        self.store_back_after(seconds, self.serve_nfs)
 
     # --- All of it
 
@@ -244,7 +287,8 @@ class Supervisor:
         begin, first = time.monotonic(), self.job.last_step()
         next_fault, end = begin, begin + options.minutes * 60
         kinds = [getattr(self, name) for name in options.faults]
-        single = [kind for kind in kinds if kind not in (self.lose_host, self.freeze_host, self.cut_host)]
+        of_hosts = [self.lose_host, self.freeze_host, self.cut_host]
+        of_store = [self.slow_store, self.lose_store, self.restart_store]
         # The last fault has its time to end the job.
         while time.monotonic() < end or self.later or self.out or any(time.monotonic() < each["at"] + LATE for each in self.faults[-1:]):
             now = time.monotonic()
@@ -254,10 +298,12 @@ class Supervisor:
             if now >= next_fault and now < end:
                 next_fault = max(next_fault, now - 1) + options.every  # a start that took long brings no two at once
                 fault = {"at": time.monotonic()}
-                if self.out and not single:
+                able = [kind for kind in kinds if not (kind in of_hosts and self.out or kind in of_store and self.store_is_away)]
+                if not able:
                     continue
-                kind = self.random.choice(single if self.out else kinds)
+                kind = self.random.choice(able)
                 fault["ends"] = kind in (self.lose_host, self.freeze_host, self.cut_host, self.kill_rank)
+                fault["kind"] = kind.__name__
                 kind(fault)
                 self.faults.append(fault)
                 self.say(fault["what"])
@@ -274,9 +320,8 @@ class Supervisor:
             timer.join()
         finish = time.monotonic()
         last = self.job.last_step()
-        for host in HOSTS:
-            signal_on(host, "TERM", "^[^ ]*train_gpt ")
-        statuses = self.job.wait(60)
+        on_each(self.job.hosts, lambda host: signal_on(host, "TERM", "^[^ ]*train_gpt "))
+        statuses = self.job.wait(120)
         self.keep_log(self.job)
         self.take_losses()
         assert set(statuses) == {STOPPED}, (statuses, self.job.text()[-3000:])
@@ -284,33 +329,46 @@ class Supervisor:
 
     def figures(self, undisturbed, seconds, steps):
         restarts = [each for fault in self.faults for each in fault.get("restarts", [])]
-        by_faults = [each for each in restarts if each["why"] != "a host came back"]
+        back = "a host came back"
+        by_faults = [each for each in restarts if each["why"] != back]
+        resized = [each["without a new step"] for each in restarts if each["why"] == back]
         waited = sum(each["without a new step"] for each in restarts)
         told = {"test": "chaos", "seed": self.options.seed, "seconds": round(seconds), "faults": len(self.faults), "starts": self.starts,
                 "steps": steps, "steps a second without faults": round(undisturbed, 2),
                 "goodput by steps": round(steps / (undisturbed * seconds), 3), "goodput by time": round(1 - waited / seconds, 3),
+                "goodput by time, but for hosts that come back": round(1 - (waited - sum(resized)) / seconds, 3), "times a host came back": len(resized),
                 "steps trained twice": self.twice, "most steps lost by one fault": max((each["steps lost"] for each in restarts), default=0),
                 "failed starts": sum(fault.get("failed starts", 0) for fault in self.faults)}
         for name in PARTS:
             values = [each[name] for each in by_faults]
             if values:
                 told[name] = f"{statistics.median(values):.2f} s, at most {max(values):.2f} s"
+        for kind in dict.fromkeys(each["kind"] for each in self.faults):
+            of_kind = [each for fault in self.faults if fault["kind"] == kind for each in fault.get("restarts", []) if each["why"] != back]
+            if of_kind:
+                told[kind] = f"{len(of_kind)} restarts, " + ", ".join(f"{name} {statistics.median(each[name] for each in of_kind):.2f}"
+                                                                       for name in (*PARTS, "without a new step")) + " s"
+        if resized:
+            told["without a new step where a host came back"] = f"{statistics.median(resized):.2f} s, at most {max(resized):.2f} s"
         return told
 
     def check(self):
         """Every loss, against one rank on one host; and all that is in the store."""
         steps = max(map(int, self.losses))
         here = os.environ["CAIRN_BOX"] + "/undisturbed"
-        subprocess.run([self.shared + "/train_gpt", *self.shape(), "--ranks", str(min(os.cpu_count() or 1, 4) // 2 * 2 or 1), "--steps", str(steps),
+        subprocess.run([self.here + "/train_gpt", *self.shape(), "--ranks", str(min(os.cpu_count() or 1, 4) // 2 * 2 or 1), "--steps", str(steps),
                         "--every", "1000000000", "--store", here, "--losses", here + ".losses"], check=True, stdout=subprocess.DEVNULL)
         with open(here + ".losses", encoding="utf-8") as file:
             expected = dict(line.split() for line in file)
         wrong = [step for step, loss in self.losses.items() if expected[step] != loss]
         assert not wrong and len(self.losses) == steps, f"steps with other losses: {wrong}; {steps - len(self.losses)} steps are missing"
-        told = subprocess.run([self.shared + "/verify", self.url], env={**os.environ, **self.environment}, stdout=subprocess.PIPE, text=True,
-                              check=False).stdout
+        if self.options.store == "nfs":
+            told = box("on", self.hosts[0], self.shared + "/verify", self.url, limit=600)
+        else:
+            told = subprocess.run([self.shared + "/verify", self.url], env={**os.environ, **self.environment}, stdout=subprocess.PIPE, text=True,
+                                  check=False).stdout
         assert "every digest is right" in told, told
-        for host in HOSTS:
+        for host in self.hosts:
             left = signal_on(host, "0", "^[^ ]*(train_gpt|cairn-worker) ")
             assert not left, f"{left} processes live on, on {host}"
         print(f"{len(self.losses)} steps have the losses of an undisturbed run, bit by bit", flush=True)
@@ -323,19 +381,24 @@ def main():
     parser.add_argument("--every", type=float, default=30, help="seconds between faults")
     parser.add_argument("--undisturbed", type=float, default=30, help="seconds without faults at the beginning, for the comparison")
     parser.add_argument("--logs", help="a directory for what each start of the ranks printed, with its times")
-    parser.add_argument("--faults", nargs="+", default=FAULTS, choices=FAULTS)
-    parser.add_argument("--width", type=int, default=64, help="of the model: what a step costs")
+    parser.add_argument("--store", default="s3", choices=sorted(STORE), help="where the checkpoints are")
+    parser.add_argument("--faults", nargs="+", default=FAULTS, choices=FAULTS, help="restart_store is for NFS alone")
+    parser.add_argument("--width", type=int, help="of the model: what a step costs (64, or 32 in instances)")
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "release"), help="where the programs are")
     options = parser.parse_args()
+    if options.store != "nfs":
+        options.faults = [fault for fault in options.faults if fault != "restart_store"]
+    options.width = options.width or {"s3": 64, "nfs": 32}[options.store]
+    instances = ["--instances"] if options.store == "nfs" else []
     if not os.environ.get("CAIRN_BOX"):
-        told = subprocess.run([BOX, "run", "--hosts", "0", "true"], stderr=subprocess.PIPE, text=True, check=False)
+        told = subprocess.run([BOX, "run", "--hosts", "0", *instances, "true"], stderr=subprocess.PIPE, text=True, check=False)
         if told.returncode:
             print(told.stderr, end="")
             return told.returncode
         print(f"chaos: {options.minutes:g} minutes, seed {options.seed} (--seed {options.seed} repeats its faults)", flush=True)
-        return subprocess.run([BOX, "run", "--hosts", "4", sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--seed", str(options.seed)],
+        return subprocess.run([BOX, "run", "--hosts", "0" if instances else "4", *instances, sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--seed", str(options.seed)],
                               check=False).returncode
-    shared = os.environ["CAIRN_BOX"] + "/shared"
+    shared = os.environ["CAIRN_BOX"] + ("/share" if instances else "/shared")
     for program in ("examples/train_gpt", "tests/helper_s3_server", "examples/verify"):
         shutil.copy(os.path.join(options.build, program), shared)
     supervisor = Supervisor(options)

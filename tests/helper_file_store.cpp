@@ -8,12 +8,19 @@
 //     create KEY | finish | close                         an object writer that is held until close
 //     leftovers PREFIX | live PREFIX | lives KEY          whose writers are dead, or live
 //     test                                                the worst that self_test() found
+//     save STEP | load STEP                               a checkpoint, of which two stay; the number that it holds
+//     steps | delete STEP                                 those that are there; "done", or "leased"
+//     hold STEP | release                                 a lease: "held", or "gone"
 // An error is answered as "error ID: MESSAGE".
+#include <cairn/any_checkpointer.hpp>
+#include <cairn/checkpointer.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -37,7 +44,7 @@ std::string joined(const Keys& keys) {
 
 class client {
  public:
-  explicit client(const std::string& directory) : store_(directory) {}
+  explicit client(const std::string& directory) : store_(directory) { state_.value("number", number_); }
 
   std::string answer(const std::string& line) {
     std::istringstream words(line);
@@ -79,11 +86,40 @@ class client {
         if (worst == nullptr || p.outcome > worst->outcome) worst = &p;
       return std::to_string(static_cast<int>(worst->outcome)) + " " + worst->what + ": " + worst->seen;
     }
-    return "error: no command: " + line;
+    return of_checkpoint(what, std::atoll(key.c_str()));
   }
 
  private:
+  std::string of_checkpoint(const std::string& what, std::int64_t step) {
+    if (what == "release") return lease_.release(), "done";
+    auto& all = checkpoints();
+    try {
+      if (what == "save") return number_ = step * 7, all.save(state_, step).wait(), "done";
+      if (what == "load") return number_ = 0, all.load(state_, step), std::to_string(number_);
+      if (what == "delete") return all.remove(step), "done";
+      if (what == "hold") return lease_ = all.lease(step), lease_.held() ? "held" : "not held";
+    } catch (const cairn::storage_error& e) {
+      if (e.id() == cairn::error_id::storage_leased) return "leased";
+      if (e.id() == cairn::error_id::storage_not_committed) return "gone";
+      throw;
+    }
+    if (what != "steps") return "error: no such command";
+    std::vector<std::string> steps;
+    for (const auto found : all.list()) steps.push_back(std::to_string(found));
+    return joined(steps);
+  }
+  cairn::any_checkpointer& checkpoints() {
+    if (!checkpoints_)
+      checkpoints_.emplace(
+          cairn::checkpointer{store_, cairn::keep_last(2), cairn::checkpointer_options{.quiet = true}});
+    return *checkpoints_;
+  }
+
   cairn::file_store store_;
+  std::int64_t number_ = 0;
+  cairn::state_dict state_;
+  std::optional<cairn::any_checkpointer> checkpoints_;
+  cairn::checkpoint_lease lease_;
   std::optional<cairn::file_store::object_writer> writer_;
 };
 

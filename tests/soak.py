@@ -111,13 +111,18 @@ def lanes(arguments):
         return Part("fuzz", ["bash", "tests/fuzz/run.sh", "--seconds", str(max(5, left // FUZZ_TARGETS)),
                              "--jobs", "1", "--seed", str(arguments.seed)], {})
 
-    def chaos():
-        return Part("chaos", [sys.executable, "tests/chaos.py", "--minutes", f"{arguments.minutes * 0.2:g}", "--seed", str(arguments.seed),
-                              "--build", arguments.build], {})
+    def chaos(store):
+        return Part(f"chaos_{store}", [sys.executable, "tests/chaos.py", "--minutes", f"{arguments.minutes * 0.1:g}", "--seed", str(arguments.seed),
+                                       "--store", store, "--build", arguments.build], {})
+
+    def box_runs(*options):
+        return subprocess.run([os.path.join(ROOT, "tests", "cluster", "box"), "run", "--hosts", "0", *options, "true"], check=False).returncode == 0
 
     second = [lambda _: lost_hosts(), lambda _: zombies(), lambda _: retention(), lambda _: power_loss()]
-    if subprocess.run([os.path.join(ROOT, "tests", "cluster", "box"), "run", "--hosts", "0", "true"], check=False).returncode == 0:
-        second.append(lambda _: chaos())
+    if box_runs():
+        second.append(lambda _: chaos("s3"))
+    if box_runs("--instances"):
+        second.append(lambda _: chaos("nfs"))
     if os.path.exists(os.path.join(ROOT, "tests", "fuzz", "run.sh")):
         second.append(fuzz)
     return [[lambda _: matrix(), lambda _: workers(), random_kills], second]

@@ -169,10 +169,56 @@ def writers(directory):
     b.kill()
 
 
+def leases(directory):
+    """What one client reads, neither the retention nor a removal of another one takes away, however long that remembers names."""
+    trainer, reader, remover = (Client(machine, directory) for machine in (ONE, TWO, THREE))
+    for client in (reader, remover):
+        client.expect("steps", "none")  # remembered as empty
+    trainer.expect("save 1", "done")
+    trainer.expect("save 2", "done")
+    reader.expect("hold 1", "held")
+    trainer.expect("save 3", "done")
+    trainer.expect("save 4", "done")
+    for client in (trainer, reader, remover):
+        client.expect("steps", "1 3 4")
+    remover.expect("delete 1", "leased")
+    reader.expect("load 1", "7")
+    reader.expect("release", "done")
+    trainer.expect("save 5", "done")
+    for client in (reader, remover):
+        client.expect("steps", "4 5")
+    reader.expect("hold 3", "gone")
+    # Of one who wants to read and one who removes, one is told that it may.
+    held = 0
+    for step in range(6, 18):
+        trainer.expect(f"save {step}", "done")
+        (first, second) = (reader, remover) if step % 2 else (remover, reader)
+        words = {reader: f"hold {step}", remover: f"delete {step}"}
+        for client in (first, second):
+            client.tell(words[client])
+        answers = {client: client.heard() for client in (reader, remover)}
+        assert (answers[reader], answers[remover]) in (("held", "leased"), ("gone", "done")), answers
+        held += answers[reader] == "held"
+        if answers[reader] == "held":
+            reader.expect(f"load {step}", str(step * 7))
+            reader.expect("release", "done")
+            remover.expect(f"delete {step}", "done")
+    print(f"  {held} of 12 steps were read, the others removed", flush=True)
+    # A reader that dies delays nobody for longer than its lock. Its name goes when a run resumes.
+    trainer.expect("save 18", "done")
+    reader.expect("hold 18", "held")
+    reader.kill()
+    until("its lock is free", lambda: remover.ask("delete 18") == "done")
+    trainer.kill()
+    remover.kill()
+    left = on(ONE, f"cd {directory} && find . -name 'lease-*' ! -name 'lease-00000018.reads.*' -o -name '.nfs*'")
+    assert left == "", f"left behind: {left}"
+
+
 def each_mount():
     for options in ("actimeo=0,hard", "actimeo=3,hard", "actimeo=60,hard", "actimeo=60,soft"):
         mount(options, ONE, TWO, THREE)
-        for part in (names, races, writers):
+        for part in (names, races, writers, leases):
             directory = f"/mnt/nfs/{part.__name__}"
             on(ONE, f"rm -rf {directory}; mkdir {directory}")
             part(directory)
@@ -333,7 +379,7 @@ def clocks(undisturbed):
     """One client is ten minutes ahead, one ten minutes behind; three runs follow each other, two clients take turns."""
     on(TWO, "date -s '+10 minutes'")
     on(THREE, "date -s '-10 minutes'")
-    for part in (names, races, writers):
+    for part in (names, races, writers, leases):
         directory = f"/mnt/nfs/clock-{part.__name__}"
         on(ONE, f"mkdir {directory}")
         part(directory)
