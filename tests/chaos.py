@@ -156,9 +156,14 @@ class Supervisor:
         self.say(f"goes on at step {resumed}, {lost} lost, on {len(new.hosts)} hosts, "
                  + ", ".join(f"{name} {fault['restarts'][-1][name]:.2f}" for name in PARTS) + f" s: {source.string[:160] if source else ''}")
 
-    def take_back(self, fault):
-        """A host is there again: the job is ended as by any fault, since tiers hold each step, and begins on all of them."""
+    def ask_to_stop(self, fault):
+        """A host is there again: the job saves, ends, and begins on all of them."""
+        job = self.job
         fault["at"] = time.monotonic()
+        on_each(job.hosts, lambda host: signal_on(host, "TERM", "^[^ ]*train_gpt "))
+        until = time.monotonic() + self.limit / 2
+        while not job.ended() and time.monotonic() < until:
+            time.sleep(0.05)
         self.restart(fault, "a host came back")
         for each in self.faults:  # one that was about to end the job
             each["ends"] = False
@@ -192,7 +197,7 @@ class Supervisor:
             how()
             del self.out[host]
             self.say(f"{host} is back")
-            self.take_back(fault)
+            self.ask_to_stop(fault)
         return come_back
 
     def lose_host(self, fault):
