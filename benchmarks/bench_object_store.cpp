@@ -3,7 +3,9 @@
 // Uploads and downloads of one object by s3_store, beside libcurl by hand (16 transfers at a time, the same
 // parts, signed and hashed the same), beside a single stream and beside Python's clients, against the scripted
 // server of the tests in a process of its own: each connection has its latency and its bandwidth. And the
-// memory that they take beyond the object, in a process of their own, beside that of the parts in flight.
+// memory that they take beyond the object, in a process of their own, beside that of the parts in flight; and a
+// resume, beside one that opens no connections before it reads.
+#include <cairn/checkpointer.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include <curl/curl.h>
@@ -259,13 +261,16 @@ bytes make_image(std::size_t size) {
   }
   return image;
 }
-cairn::s3_store store_on(const server_process& server) {
+cairn::s3_options options_for(const server_process& server) {
   cairn::s3_options o;
   o.bucket = "bucket";
   o.endpoint = "http://" + server.authority();
   o.region = "us-east-1";
   o.in_flight = at_once;
-  return cairn::s3_store(o, cairn::s3_credential_source::fixed(credentials));
+  return o;
+}
+cairn::s3_store store_on(const server_process& server) {
+  return cairn::s3_store(options_for(server), cairn::s3_credential_source::fixed(credentials));
 }
 
 /// A line of /proc/self/status that is a number of KiB, in bytes.
@@ -357,6 +362,38 @@ void run_memory(const server_process& server, std::size_t size, cairn_bench::rep
   add("memory_beyond/upload_from_where_it_lies", upload("memory-lasting", true), part_bytes, 0.5);
   add("memory_beyond/upload_copied", upload("memory-copied", false), part_bytes, 1 + buffers / part_bytes);
   add("memory_beyond/download", download(), static_cast<double>(get_bytes), 0.5);
+}
+
+/// A store whose reads open the connections that they use.
+struct late_store : cairn::s3_store {
+  using s3_store::s3_store;
+  void open_connections() = delete;
+};
+
+/// Seconds of a resume by a process that has no connections yet, beside one that opens none beforehand.
+void run_resume(const server_process& server, const std::string& place, std::size_t size, int pairs,
+                cairn_bench::report& report) {
+  constexpr std::size_t tensors = 16;
+  std::vector<std::vector<float>> weights(tensors, std::vector<float>(size / tensors / sizeof(float), 1));
+  cairn::state_dict state;
+  for (std::size_t i = 0; i < tensors; ++i)
+    state.tensor("weights." + std::to_string(i), weights[i], {static_cast<std::int64_t>(weights[i].size())});
+  auto where = options_for(server);
+  where.prefix = "resumed/";
+  const auto opened = [&]<class Store>(Store store) {
+    return cairn::checkpointer{std::move(store), cairn::checkpointer_options{.quiet = true}};
+  };
+  opened(cairn::s3_store(where, cairn::s3_credential_source::fixed(credentials))).save(state, 1).wait();
+  const auto resumed = [&]<class Store>() {
+    auto ckpt = opened(Store(where, cairn::s3_credential_source::fixed(credentials)));
+    return cairn_bench::seconds_of([&] {
+      if (ckpt.resume(state) != 1) throw std::runtime_error("nothing was resumed");
+    });
+  };
+  const auto ours = [&] { return resumed.operator()<cairn::s3_store>(); };
+  const auto late = [&] { return resumed.operator()<late_store>(); };
+  report.add("resume/" + std::to_string(size >> 20) + "MiB/" + place + "/twin=connections_opened_by_reads",
+             cairn_bench::interleaved_pairs(ours, late, pairs), "s", cairn_bench::at_most(1.05));
 }
 
 /// Python's clients in a process of their own, which uploads and downloads what it is told. One thread.
@@ -558,6 +595,7 @@ int main(int argc, char** argv) {
     for (auto& p : places) {
       if (p.server && &p == &places[2] && cairn_bench::argument(argc, argv, "--no-memory", 0) == 0)
         run_memory(*p.server, size, report);
+      if (p.server) run_resume(*p.server, p.name, std::min(size, std::size_t{64} << 20), pairs, report);
       if (p.server) run(*p.server, p.name, p.latency_ms, size, single, pairs, p.peers.get(), report);
       p.peers.reset();
     }

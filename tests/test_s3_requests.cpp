@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -186,6 +187,83 @@ TEST_CASE("frozen items in a bucket are copied by the service: the trainer sends
   cairn::checkpointer{store, cairn::checkpointer_options{.quiet = true}}.load(back, 2);
   CHECK(loaded == weights);
   CHECK(learnt == adapter);
+}
+
+TEST_CASE("a resume finds connections open, which were opened while it listed the steps") {
+  s3::server server{s3::quick_server()};
+  auto o = s3::own_bucket_at(server.endpoint());
+  o.in_flight = 8;
+  o.get_bytes = o.part_bytes = 5 * mib;
+  std::vector<float> weights(10 * mib), loaded(10 * mib);
+  std::copy_n(std::begin({1.0F, 2.0F, 3.0F}), 3, weights.begin());
+  cairn::state_dict saved, state;
+  saved.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
+  state.tensor("weights", loaded, {static_cast<std::int64_t>(loaded.size())});
+  cairn::checkpointer{store_at(o), cairn::checkpointer_options{.quiet = true}}.save(saved, 1).wait();
+
+  for (const bool refused : {false, true}) {
+    CAPTURE(refused);
+    if (refused) {
+      server.faults.add("error HeadBucket all status=403 code=AccessDenied");
+    } else {  // the manifest is not there before all connections are
+      server.faults.add("gather HeadBucket all count=8 ms=240000");
+      server.faults.add("gather GetObject first count=8 ms=240000 key=manifest");
+    }
+    server.clear_journal();
+    {
+      cairn::checkpointer ckpt{store_at(o), cairn::checkpointer_options{.quiet = true}};
+      CHECK(ckpt.resume(state) == 1);
+      CHECK(loaded == weights);
+    }
+    std::set<std::uint64_t> before;
+    std::size_t ranges = 0;
+    for (const auto& entry : server.journal()) {
+      if (entry.operation == "GetObject" && !entry.range.empty()) {
+        ++ranges;
+        if (!refused) CHECK(before.contains(entry.connection));
+      } else {
+        before.insert(entry.connection);
+      }
+    }
+    CHECK(ranges >= 4);
+    CHECK(server.count("HeadBucket") == 7);
+    server.faults.clear();
+    std::fill(loaded.begin(), loaded.end(), 0.0F);
+  }
+}
+
+TEST_CASE(
+    "many objects go by one request for a thousand; what it refuses is told, where there is none they go "
+    "singly") {
+  std::vector<std::string> keys;
+  for (int i = 0; i < 1100; ++i) keys.push_back("step-00000001/ranks-00000/rank-" + std::to_string(i));
+  auto options = s3::quick_server();
+  options.objects.locked = "rank-77";
+  s3::server server{options};
+  auto where = s3::own_bucket_at(server.endpoint());
+  where.prefix = "team & co/";
+  const cairn::any_store store{store_at(where)};
+  const auto fill = [&] {
+    for (const auto& key : keys) server.objects().put_behind_the_back("bucket", where.prefix + key, "x");
+  };
+  fill();
+  const auto why = failure_of([&] { static_cast<void>(store.remove_all(keys)); });
+  CHECK(why.id == error_id::storage_permission);
+  CHECK(why.fields.file.find("rank-77") != std::string::npos);
+  CHECK(server.count("DeleteObjects") == 1);
+  server.objects().rules.locked = "";
+  CHECK(store.remove_all(keys));
+  CHECK(server.count("DeleteObjects") == 3);
+  CHECK(server.objects().keys("bucket").empty());
+
+  fill();
+  server.faults.add("error DeleteObjects all status=501 code=NotImplemented");
+  CHECK(store.remove_all(keys));
+  CHECK(server.objects().keys("bucket").empty());
+  server.clear_journal();
+  CHECK(store.remove_all(std::span(keys).first(3)));
+  CHECK(server.count("DeleteObjects") == 0);  // it is known now
+  CHECK(server.count("DeleteObject") == 3);
 }
 
 TEST_CASE("who follows a run in a bucket asks for what is newer, however much is there") {

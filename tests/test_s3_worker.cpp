@@ -6,9 +6,12 @@
 #include <cairn/execute/process_executor.hpp>
 #include <cairn/observe/trace_file.hpp>
 #include <cairn/stage/shared_stager.hpp>
+#include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include <doctest/doctest.h>
+#include <support/quick_clock.hpp>
 #include <support/s3_access.hpp>
 #include <support/scratch_directory.hpp>
 
@@ -355,4 +358,52 @@ TEST_CASE("announcements count while their process lives, and those of other hos
   server.set_clock_offset(600);
   for (const auto& left : store.leftovers("step-")) store.discard(left);
   CHECK(server.objects().uploads() == 0);
+}
+
+/// A lease on a checkpoint of a bucket, on a clock that the test moves on.
+struct leased {
+  s3::server server{service()};
+  std::shared_ptr<cairn_test::quick_clock> clock = std::make_shared<cairn_test::quick_clock>();
+  cairn::s3_store store{s3::own_bucket_at(server.endpoint()), s3::credentials_of(first), clock};
+  cairn::s3_store other = reader(server, first);
+  cairn::checkpoint_lease lease = [this] {
+    store.put_new(cairn::manifest_key(7), {});
+    return cairn::detail::step_leases(cairn::any_store(store)).lease(7, cairn::deadline::in(240s));
+  }();
+
+  void pass(std::chrono::nanoseconds time) { clock->skipped += time.count(); }
+};
+
+TEST_CASE("a lease whose sign of life another run has removed says so, and is shown again") {
+  leased one;
+  CHECK(one.lease.held());
+  REQUIRE(one.other.live_writers("lease-").size() == 1);
+  // As a run does that takes this process for dead, since nothing came of it for long.
+  cairn::detail::s3_bucket bucket(s3::own_bucket_at(one.server.endpoint()), s3::credentials_of(first),
+                                  std::make_shared<cairn::s3_clock>());
+  for (const auto& upload : bucket.uploads("")) bucket.abort(upload.key, upload.id);
+  CHECK(one.other.live_writers("lease-").empty());
+  one.pass(10s);
+  CHECK(await([&] { return one.other.live_writers("lease-").size() == 1; }));
+  CHECK_FALSE(one.lease.held());
+  one.lease.release();
+  CHECK(one.server.objects().uploads() == 0);
+}
+
+TEST_CASE(
+    "the end of a lease waits some seconds for a bucket that does not answer, and is an end nevertheless") {
+  leased one;
+  one.server.faults.add("gather AbortMultipartUpload all count=1000 ms=600000");
+  const std::jthread time([&](const std::stop_token& ended) {
+    while (one.server.count("AbortMultipartUpload") == 0 && !ended.stop_requested())
+      std::this_thread::sleep_for(1ms);
+    one.pass(15s);
+  });
+  one.lease.release();
+  // Neither this store nor its copies wait for what is left of it, and they tidy it up.
+  CHECK(one.store.live_writers("lease-").empty());
+  one.server.faults.clear();
+  one.server.release();
+  for (const auto& left : one.store.leftovers("lease-")) one.store.discard(left);
+  CHECK(one.server.objects().uploads() == 0);
 }

@@ -28,8 +28,9 @@ struct object_rules {
   bool ignore_checksums = false;   ///< x-amz-checksum-* is read over
   bool opaque_etags = false;       ///< ETags are no MD5, as with encryption
   bucket_terms terms = {};
-  bool copies = true;   ///< false: UploadPartCopy is answered with 501
-  bool google = false;  ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
+  std::string locked = {};  ///< keys that hold this are not removed, where it is not empty
+  bool copies = true;       ///< false: UploadPartCopy is answered with 501
+  bool google = false;      ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
 };
 
 struct stored_object {
@@ -62,6 +63,7 @@ class object_table {
     if (operation == "PutObject") return put(request);
     if (operation == "GetObject" || operation == "HeadObject") return get(request);
     if (operation == "DeleteObject") {
+      if (is_locked(request.key)) return error_reply(403, "AccessDenied", "Access Denied");
       const auto at = objects_.find({request.bucket, request.key});
       if (const auto* match = request.header("if-match"); match != nullptr && rules.conditional_writes &&
                                                           at != objects_.end() &&
@@ -374,6 +376,10 @@ class object_table {
     return std::pair{*first, last ? std::min(size, *last + 1) : size};
   }
 
+  [[nodiscard]] bool is_locked(std::string_view key) const {
+    return !rules.locked.empty() && key.find(rules.locked) != std::string_view::npos;
+  }
+
   http_reply delete_many(const http_request& request) {
     if (request.header("content-md5") == nullptr && !checksum_in(request)) {
       return error_reply(400, "InvalidRequest",
@@ -390,6 +396,11 @@ class object_table {
     if (count == 0) return malformed_xml();
     for (const auto& node : root->children) {
       if (node.name != "Object") continue;
+      if (is_locked(node.value("Key"))) {
+        inner += "<Error>" + xml_element("Key", node.value("Key")) + xml_element("Code", "AccessDenied") +
+                 "</Error>";
+        continue;
+      }
       objects_.erase({request.bucket, node.value("Key")});
       if (root->value("Quiet") != "true")
         inner += "<Deleted>" + xml_element("Key", node.value("Key")) + "</Deleted>";

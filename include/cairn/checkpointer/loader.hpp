@@ -54,6 +54,7 @@ class loader {
   /// Collective: throws on all ranks what one of them throws.
   load_report load(any_load_planner& planner, const state_dict& state, std::int64_t step,
                    load_request request) {
+    services_->reader().expect_reads();
     load_report report;
     const auto verdict = attempt(planner, state, step, std::move(request), report, nullptr);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
@@ -99,6 +100,7 @@ class loader {
   /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too.
   std::optional<std::int64_t> resume(any_load_planner& planner, const state_dict& state, const run_id& run,
                                      const std::vector<std::int64_t>* among) {
+    services_->reader().expect_reads();
     std::vector<std::int64_t> crash_looping;
     auto steps = decode_steps(read_once(
                                   group_,

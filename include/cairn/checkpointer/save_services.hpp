@@ -66,7 +66,7 @@ class save_services {
   void give_base_back(std::int64_t step) noexcept {
     checkpoint_lease ended;
     const std::lock_guard lock(mutex_);
-    if (base_lease_.held() && base_lease_.step() == step) ended = std::move(base_lease_);
+    if (base_lease_.step() == step) ended = std::move(base_lease_);
   }
   /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
   /// process may not write, which is told once; anything else, too, if `reading`: loads go on without.

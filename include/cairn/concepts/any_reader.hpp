@@ -52,6 +52,8 @@ class any_reader {
   explicit any_reader(Reader&& reader)
       : face_(detail::make_shared<face_of<std::remove_cvref_t<Reader>>>(std::forward<Reader>(reader))) {}
 
+  /// See ExpectsReads; nothing where the reader has none.
+  void expect_reads() noexcept;
   // See StorageReader.
   [[nodiscard]] std::vector<std::int64_t> list();
   /// See ListsFrom; also smaller steps where the reader has none.
@@ -82,6 +84,7 @@ class any_reader {
  private:
   struct face {
     virtual ~face() = default;
+    virtual void expect_reads() noexcept = 0;
     virtual std::vector<std::int64_t> list() = 0;
     virtual std::vector<std::int64_t> list_from(std::int64_t step) = 0;
     virtual std::vector<std::byte> fetch(std::int64_t step) = 0;
@@ -120,6 +123,9 @@ class any_reader {
     explicit face_of(From&& made) : reader(std::forward<From>(made)) {}
     static typename R::checkpoint_type& inner(any_checkpoint::face& checkpoint) noexcept {
       return static_cast<checkpoint_of<R>&>(checkpoint).opened;
+    }
+    void expect_reads() noexcept override {
+      if constexpr (ExpectsReads<R>) reader.expect_reads();
     }
     std::vector<std::int64_t> list() override { return reader.list(); }
     std::vector<std::int64_t> list_from([[maybe_unused]] std::int64_t step) override {

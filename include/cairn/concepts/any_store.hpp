@@ -72,6 +72,8 @@ class any_store {
     void finish();
     /// See AnnouncingObjectWriter; nothing where the store has none: others see the object anyway, or never.
     void announce();
+    /// See KeepsAnnouncement; true where the store does not tell.
+    [[nodiscard]] bool announced() const noexcept;
     /// See LockedObjectWriter; -1 where the store has none.
     [[nodiscard]] int lock_descriptor() const;
     /// See CountsHelperCpu; 0 where the store does not count.
@@ -121,6 +123,8 @@ class any_store {
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) const;
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) const;
   void read(std::span<const read_range> ranges) const;
+  /// See OpensConnections; nothing where the store has none.
+  void open_connections() const noexcept;
   /// See OffersReadSessions.
   [[nodiscard]] read_session begin_reads() const;
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
@@ -146,6 +150,8 @@ class any_store {
   /// See ListsKeysAfter; nothing where the store has none.
   [[nodiscard]] std::optional<std::vector<std::string>> keys_after(
       std::string_view prefix, std::string_view after, std::size_t parts = detail::any_parts) const;
+  /// See RemovesMany; false where the store has none, and nothing is removed.
+  [[nodiscard]] bool remove_all(std::span<const std::string> keys) const;
   /// See ConditionalRemove; by a look before where the store has none.
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) const;
   /// See DistantStore; 0 where the store does not model it.

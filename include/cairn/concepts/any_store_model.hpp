@@ -32,6 +32,7 @@ struct object_face {
   virtual void until(deadline when) = 0;
   virtual void finish() = 0;
   virtual void announce() = 0;
+  virtual bool announced() const noexcept = 0;
   virtual int lock_descriptor() const = 0;
   virtual std::int64_t helper_cpu() const = 0;
 };
@@ -64,6 +65,7 @@ struct store_face {
   virtual std::size_t reads_at_once() = 0;
   virtual std::uint64_t read_bytes(std::uint64_t total) = 0;
   virtual void read(std::span<const read_range> ranges) = 0;
+  virtual void open_connections() noexcept = 0;
   /// Null where the store has no sessions.
   virtual std::shared_ptr<read_session_face> begin_reads() = 0;
   virtual void put_new(std::string_view key, std::span<const std::byte> bytes) = 0;
@@ -75,6 +77,7 @@ struct store_face {
   virtual std::optional<std::vector<std::string>> keys_after(std::string_view prefix, std::string_view after,
                                                              std::size_t parts) = 0;
   virtual void remove(std::string_view key) = 0;
+  virtual bool remove_all(std::span<const std::string> keys) = 0;
   virtual bool remove_if(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual std::vector<std::string> leftovers(std::string_view prefix) = 0;
   virtual void discard(std::string_view key) = 0;
@@ -126,6 +129,12 @@ struct object_model final : object_face {
   void finish() override { writer.finish(); }
   void announce() override {
     if constexpr (AnnouncingObjectWriter<W>) writer.announce();
+  }
+  bool announced() const noexcept override {
+    if constexpr (KeepsAnnouncement<W>)
+      return writer.announced();
+    else
+      return true;
   }
   int lock_descriptor() const override {
     if constexpr (LockedObjectWriter<W>)
@@ -197,6 +206,9 @@ struct store_model final : store_face {
       return 0;
   }
   void read(std::span<const read_range> ranges) override { store.read(ranges); }
+  void open_connections() noexcept override {
+    if constexpr (OpensConnections<S>) store.open_connections();
+  }
   std::shared_ptr<read_session_face> begin_reads() override {
     if constexpr (OffersReadSessions<S>)
       return detail::make_shared<read_session_model<decltype(store.begin_reads())>>(store.begin_reads());
@@ -230,6 +242,10 @@ struct store_model final : store_face {
       return std::nullopt;
   }
   void remove(std::string_view key) override { store.remove(key); }
+  bool remove_all([[maybe_unused]] std::span<const std::string> keys) override {
+    if constexpr (RemovesMany<S>) store.remove_all(keys);
+    return RemovesMany<S>;
+  }
   bool remove_if(std::string_view key, std::span<const std::byte> bytes) override {
     return detail::remove_if(store, key, bytes);
   }

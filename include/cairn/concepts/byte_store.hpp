@@ -205,6 +205,15 @@ concept ListsKeysAfter =
       { s.keys_after(prefix, after, parts) } -> std::same_as<std::vector<std::string>>;
     };
 
+/// A ByteStore that removes many objects in fewer steps than one by one.
+///
+/// - `remove_all(keys)`: as remove() of each, in any order; those that are not there are passed over. Throws what
+///   remove() throws for one of them; others may be removed then, or not.
+template <class S>
+concept RemovesMany = ByteStore<S> && requires(S& s, std::span<const std::string> keys) {
+  { s.remove_all(keys) } -> std::same_as<void>;
+};
+
 /// A ByteStore that compares and removes in one step, so that a caller never removes an object that
 /// somebody else put under the key in between.
 ///

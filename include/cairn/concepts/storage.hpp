@@ -304,6 +304,15 @@ concept WatchesCheckpoints = StorageReader<R> && requires(R& r) {
   { r.watch() } -> std::same_as<std::unique_ptr<change_watch>>;
 };
 
+/// A StorageReader that can prepare for reads.
+///
+/// - `expect_reads()`: a load or a resume begins: opens connections, for example, while it finds out what to read. Does
+///   not wait for them.
+template <class R>
+concept ExpectsReads = StorageReader<R> && requires(R& r) {
+  { r.expect_reads() } noexcept -> std::same_as<void>;
+};
+
 /// A StorageReader that lists the newest checkpoints without listing all.
 ///
 /// - `list_from(step)`: returns what list() would, without the steps below this one.

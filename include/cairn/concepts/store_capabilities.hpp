@@ -61,6 +61,14 @@ concept AnnouncesWriters = requires(S& s) {
 template <class W>
 concept AnnouncingObjectWriter = ObjectWriter<W> && requires(W& w) { w.announce(); };
 
+/// An AnnouncingObjectWriter whose announcement others may remove where they take its process for dead.
+///
+/// - `announced()`: whether others have seen the object all the time since announce(). Any thread.
+template <class W>
+concept KeepsAnnouncement = AnnouncingObjectWriter<W> && requires(const W& w) {
+  { w.announced() } noexcept -> std::same_as<bool>;
+};
+
 /// An ObjectWriter that counts as alive as long as an open file is locked (F_OFD_SETLK, see fcntl(2)).
 ///
 /// - `lock_descriptor()`: returns the descriptor of that file, or -1 where this writer has none. The

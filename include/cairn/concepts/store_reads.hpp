@@ -41,6 +41,15 @@ concept ReadSession = std::movable<R> && requires(R& r, std::span<const read_ran
   { r.figures() } -> std::same_as<read_figures>;
 };
 
+/// A ByteStore that is reached over connections, which take time to open.
+///
+/// - `open_connections()`: a load or a resume begins: opens connections while it finds out what to read. Does not wait
+///   for them; where one fails, nothing else does.
+template <class S>
+concept OpensConnections = ByteStore<S> && requires(S& s) {
+  { s.open_connections() } noexcept -> std::same_as<void>;
+};
+
 /// A ByteStore that opens objects in order to read them, and can keep them open.
 ///
 /// - `begin_reads()`: a ReadSession, which keeps what it needs of the store alive until it is destroyed. Its

@@ -54,6 +54,8 @@ class safetensors_reader {
   /// The store from which it reads.
   [[nodiscard]] const any_store& store() const noexcept { return store_; }
 
+  /// See ExpectsReads.
+  void expect_reads() noexcept;
   [[nodiscard]] std::vector<std::int64_t> list();
   /// See ListsFrom.
   [[nodiscard]] std::vector<std::int64_t> list_from(std::int64_t step);

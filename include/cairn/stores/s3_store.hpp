@@ -70,6 +70,8 @@ class s3_store {
     /// process lives, and in leftovers() afterwards, until the writer is destroyed. Costs three requests,
     /// and one every few seconds.
     void announce();
+    /// See KeepsAnnouncement: false once the service did not know the announcement any more; it is made again then.
+    [[nodiscard]] bool announced() const noexcept { return upload_ != nullptr && upload_->announced(); }
 
    private:
     friend s3_store;
@@ -118,6 +120,9 @@ class s3_store {
   void read(std::span<const read_range> ranges);
   /// See OffersReadSessions: counts the requests of a load.
   [[nodiscard]] read_session begin_reads() const { return read_session(bucket_); }
+  /// See OpensConnections: as many as may be used at once, at most 32, each by a HEAD request for the bucket. Nothing
+  /// where that was done less than 10 s ago.
+  void open_connections() noexcept { bucket_->client.open_connections(); }
   /// What this store and its copies have asked the service for, and what it showed.
   [[nodiscard]] s3_traffic traffic() const noexcept;
 
@@ -146,6 +151,8 @@ class s3_store {
   [[nodiscard]] bool links() const noexcept { return !bucket_->client.google(); }
 
   void remove(std::string_view key);
+  /// See RemovesMany: a thousand by a request.
+  void remove_all(std::span<const std::string> keys);
 
   /// See ConditionalRemove: by If-Match. Where a service ignores it for removals, the store only compares
   /// before.

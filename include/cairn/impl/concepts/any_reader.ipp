@@ -20,6 +20,9 @@ inline namespace v1 {
 CAIRN_BODY std::vector<std::int64_t> any_reader::list_from(std::int64_t step) {
   return face_->list_from(step);
 }
+CAIRN_BODY void any_reader::expect_reads() noexcept {
+  face_->expect_reads();
+}
 CAIRN_BODY std::vector<std::int64_t> any_reader::list() {
   return face_->list();
 }

@@ -35,6 +35,9 @@ CAIRN_BODY void any_store::object_writer::finish() {
 CAIRN_BODY void any_store::object_writer::announce() {
   object_->announce();
 }
+CAIRN_BODY bool any_store::object_writer::announced() const noexcept {
+  return object_->announced();
+}
 CAIRN_BODY int any_store::object_writer::lock_descriptor() const {
   return object_->lock_descriptor();
 }
@@ -71,6 +74,9 @@ CAIRN_BODY bool any_store::read_session::is_cached(std::string_view key, std::ui
 }
 CAIRN_BODY read_figures any_store::read_session::figures() const {
   return session_ != nullptr ? session_->figures() : read_figures{};
+}
+CAIRN_BODY void any_store::open_connections() const noexcept {
+  face_->open_connections();
 }
 CAIRN_BODY any_store::read_session any_store::begin_reads() const {
   return read_session(face_);
@@ -125,6 +131,9 @@ CAIRN_BODY std::optional<std::vector<std::string>> any_store::keys_after(std::st
 }
 CAIRN_BODY std::vector<std::string> any_store::keys(std::string_view prefix, std::size_t parts) const {
   return face_->keys(prefix, parts);
+}
+CAIRN_BODY bool any_store::remove_all(std::span<const std::string> keys) const {
+  return face_->remove_all(keys);
 }
 CAIRN_BODY bool any_store::remove_if(std::string_view key, std::span<const std::byte> bytes) const {
   return face_->remove_if(key, bytes);

@@ -57,6 +57,10 @@
 namespace cairn {
 inline namespace v1 {
 
+CAIRN_BODY void safetensors_reader::expect_reads() noexcept {
+  store_.innermost().open_connections();
+}
+
 CAIRN_BODY std::vector<std::int64_t> safetensors_reader::list() {
   return checkpoint_catalog(store_).list();
 }

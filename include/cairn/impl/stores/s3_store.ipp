@@ -185,18 +185,19 @@ CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix, st
 
 CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to, deadline until) {
   const auto source_key = full_key(from), key = full_key(to);
-  const auto source = bucket_->client.head(source_key);
+  const auto source =
+      bucket_->client.head(source_key, detail::s3_deadline::on(bucket_->client.service().clock, until));
   if (!source) fail_no_object(bucket_->client.place(source_key));
   if (source->bytes == 0) return put_new(to, {});
   {
     detail::s3_upload upload(bucket_, key, 0);
-    upload.begin();
     upload.until(until);
+    upload.begin();
     if (upload.take_from(source_key, source->bytes)) return upload.finish();
   }
   detail::s3_upload upload(bucket_, key, source->bytes);
-  upload.begin();
   upload.until(until);
+  upload.begin();
   std::vector<std::byte> buffer(
       static_cast<std::size_t>(std::min<std::uint64_t>(source->bytes, std::uint64_t{16} << 20)));
   for (std::uint64_t at = 0; at < source->bytes; at += buffer.size()) {
@@ -214,6 +215,13 @@ CAIRN_BODY void s3_store::remove(std::string_view key) {
   const auto full = full_key(key);
   bucket_->forget(full);
   bucket_->client.remove(full);
+}
+
+CAIRN_BODY void s3_store::remove_all(std::span<const std::string> keys) {
+  std::vector<std::string> full;
+  full.reserve(keys.size());
+  for (const auto& key : keys) full.push_back(full_key(key));
+  bucket_->remove_all(full);
 }
 
 CAIRN_BODY bool s3_store::remove_if(std::string_view key, std::span<const std::byte> bytes) {

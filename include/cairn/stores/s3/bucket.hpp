@@ -70,6 +70,9 @@ class s3_bucket {
   void opened(const std::string& id);
   void closed(const std::string& id) noexcept;
   [[nodiscard]] bool lives(const std::string& id);
+  /// An upload that this process was done with and could not end: nobody waits for it any more.
+  void left(const std::string& id);
+  [[nodiscard]] bool was_left(const std::string& id);
 
   /// All objects below a prefix whose keys have at most `deeper` slashes behind it, not sorted; learns their ETags. Keys
   /// outside of it are passed over. Large directories are listed at once, by several threads. With `after`, those whose
@@ -83,8 +86,11 @@ class s3_bucket {
   /// The id of an upload of this process that a call began. @throws what the call failed of; nothing of an
   /// upload stays then.
   [[nodiscard]] std::string begun(const s3_call& call, std::string_view doing);
-  /// Ends an upload, and its parts that come late, too.
-  void abort(const std::string& key, const std::string& id);
+  /// Ends an upload, and its parts that come late, too. @throws also timeout_write at the deadline
+  void abort(const std::string& key, const std::string& id, const s3_deadline& until = {});
+
+  /// Removes objects, a thousand by one request where the service does that; those that are not there are passed over.
+  void remove_all(std::span<const std::string> keys);
 
   /// An answer that must be a document of one kind.
   [[nodiscard]] xml_element ask(s3_request r, std::string_view root, std::string_view doing);
@@ -95,6 +101,9 @@ class s3_bucket {
   static constexpr std::string_view probe_prefix = "cairn-probe-";
 
  private:
+  /// False where the service removes one object by a request, and removed none now.
+  [[nodiscard]] bool remove_many(std::span<const std::string> keys);
+  void remove_one_by_one(std::span<const std::string> keys);
   [[noreturn]] void fail_answer(std::string_view what) const;
   [[nodiscard]] std::vector<listed_object> list(thread_pool& pool, const std::string& prefix,
                                                 std::size_t deeper, const std::string& after);
@@ -108,6 +117,7 @@ class s3_bucket {
   std::mutex mutex_;
   std::map<std::string, s3_object> known_;
   std::set<std::string> live_;
+  std::set<std::string> left_;
   std::mutex probe_mutex_;
   bool probed_ = false;
   bool exclusive_ = false;

@@ -44,6 +44,9 @@ class s3_client {
                                                std::function<void(const s3_call&)> on_end = {});
   /// How many more requests could run at once, and one at least.
   [[nodiscard]] std::size_t idle() const noexcept;
+  /// Requests come soon: begins as many connections as may be used at once, and returns. Nothing where that was done
+  /// lately; what fails is not told.
+  void open_connections() noexcept;
   void cancel(s3_call& call) noexcept { transport_.cancel(call); }
   /// Makes a request and waits for its end, whatever that is.
   [[nodiscard]] std::shared_ptr<s3_call> run(s3_request request);
@@ -56,8 +59,8 @@ class s3_client {
   [[nodiscard]] static std::string advice_on(certificate_problem what, const std::string& host);
   void require(const s3_call& call, std::string_view doing) const;
 
-  /// What stands under a key, or nothing.
-  [[nodiscard]] std::optional<s3_object> head(const std::string& key);
+  /// What stands under a key, or nothing. @throws timeout_write at the deadline.
+  [[nodiscard]] std::optional<s3_object> head(const std::string& key, const s3_deadline& until = {});
   /// The result of a HEAD request that has ended.
   [[nodiscard]] std::optional<s3_object> object_of(const s3_call& call) const;
 
@@ -92,6 +95,7 @@ class s3_client {
   std::shared_ptr<s3_service> service_;
   std::mutex mutex_;
   std::uint64_t number_ = 0;
+  std::optional<s3_clock::time_point> opened_;  // when connections were, lately
   http_transport transport_;
 };
 

@@ -31,6 +31,9 @@ using sha256_bytes = std::array<unsigned char, 32>;
 [[nodiscard]] std::string sha256_text(std::span<const std::span<const std::byte>> pieces);
 [[nodiscard]] std::string sha256_text(std::string_view text);
 
+/// MD5 in base 64, as a header wants it; "" where OpenSSL has none.
+[[nodiscard]] std::string md5_text(std::string_view text);
+
 [[nodiscard]] sha256_bytes hmac_sha256(std::span<const unsigned char> key, std::string_view text);
 
 /// Sixteen random bytes as 32 hexadecimal digits: tells apart what one writer put from what another did.

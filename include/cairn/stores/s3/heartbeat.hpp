@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -38,16 +39,28 @@ inline constexpr std::string_view sign_ending = ".writer";
 /// Names the space in which process numbers mean something: this boot of this host, this container.
 [[nodiscard]] std::string host_tag();
 
-/// Shows that this process writes, from its making to its end. @throws the bucket's errors when it is made.
+/// Shows that this process writes, from its making to its end. A sign that another process has removed, as after an
+/// outage in which this one's came too late, is shown again. @throws the bucket's errors when it is made.
 class heartbeat {
  public:
   /// `key`: with the prefix, as the unfinished object is to be listed.
   heartbeat(std::shared_ptr<s3_bucket> bucket, const std::string& key);
   heartbeat(const heartbeat&) = delete;
   heartbeat& operator=(const heartbeat&) = delete;
+  /// Takes the sign back, for at most some seconds: one that stays counts no more here, nor elsewhere after its age.
   ~heartbeat();
 
+  /// Whether the sign was removed meanwhile, so that others may have taken this process for dead.
+  [[nodiscard]] bool was_lost() const noexcept { return lost_.load(); }
+
  private:
+  /// False: it ends.
+  [[nodiscard]] bool pause(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] s3_deadline patience() const;
+  [[nodiscard]] s3_request beginning() const;
+  /// Makes a request, which the destructor cancels where it `may`; unlocks meanwhile.
+  [[nodiscard]] std::shared_ptr<s3_call> run(s3_request r, bool may_cancel,
+                                             std::unique_lock<std::mutex>& lock);
   void repeat() noexcept;
 
   std::shared_ptr<s3_bucket> bucket_;
@@ -56,6 +69,7 @@ class heartbeat {
   std::mutex mutex_;
   std::condition_variable ended_;
   bool ending_ = false;
+  std::atomic<bool> lost_{false};
   std::shared_ptr<s3_call> under_way_;
   background_thread thread_;
 };

@@ -83,6 +83,8 @@ class http_call {
   // Of the whole call.
   std::chrono::nanoseconds timeout{0};  ///< from the first attempt on
   bool may_be_silent = false;           ///< the server may think for minutes before it answers
+  bool beside = false;                  ///< on a connection of its own, not one of those that may run at once
+  s3_clock::time_point latest = s3_clock::time_point::max();  ///< it ends then, begun or not
 
   // Of the last attempt.
   http_end end = http_end::unmade;

@@ -50,6 +50,8 @@ class http_transport {
 
   void serve() noexcept;
 
+  /// How many run of those that wait for a turn.
+  [[nodiscard]] std::size_t in_turn() const noexcept;
   void accept_new() noexcept;
   void release_due(s3_clock::time_point now) noexcept;
   [[nodiscard]] int pause_before_next() noexcept;

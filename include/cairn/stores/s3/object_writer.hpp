@@ -46,11 +46,13 @@ class s3_upload {
   /// False where it does not do that; only another upload can be used then.
   [[nodiscard]] bool take_from(const std::string& from, std::uint64_t bytes);
 
-  /// When calls that wait for their turn, or for requests, give up.
+  /// When calls that wait for their turn, or for requests, give up; before begin() also its requests.
   void until(deadline when);
 
   /// Makes the unfinished object one that others see, and that its writer lives.
   void announce();
+  /// Whether others have seen it all the time since.
+  [[nodiscard]] bool announced() const noexcept { return sign_ != nullptr && !sign_->was_lost(); }
 
   void finish();
 
@@ -98,8 +100,6 @@ class s3_upload {
 
   /// False: nothing stands under the key, and the upload is to be begun again, where it `may` be.
   [[nodiscard]] bool complete(bool may_begin_again);
-
-  static std::string escaped(std::string_view text);
 
   [[noreturn]] void fail_incomplete() const;
   [[noreturn]] void fail_exists() const;

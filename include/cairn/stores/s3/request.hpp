@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
+#include <cairn/stores/s3/clock.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 
 #include <cstddef>
@@ -31,7 +32,11 @@ struct s3_request {
   std::string body_checksum = {};  ///< of the options' kind, in base 64; "": none
   std::uint64_t body_crc64 = 0;    ///< the same, where it is CRC-64/NVME
   bool completes = false;          ///< puts an upload together, which is slow
-  std::string root = {};  ///< the document that is awaited: its root's name, or how that begins; "": none
+  /// Nobody wants its answer, but the connection that it leaves open: it is tried once, on one of its own, beside the
+  /// `in_flight` others.
+  bool opens_connection = false;
+  s3_deadline until = {};  ///< of its owner, on the store's clock; the options' timeout holds, too
+  std::string root = {};   ///< the document that is awaited: its root's name, or how that begins; "": none
   /// Where the answer goes: all to memory, at most this many bytes,
   std::uint64_t max_answer = std::uint64_t{1} << 20;
   /// or, if not empty, `length` bytes of the object from `offset` on, to these.

@@ -72,6 +72,9 @@ class xml_reader {
   bool out_of_memory_ = false;
 };
 
+/// Text as it stands between the tags of a document.
+[[nodiscard]] std::string xml_text(std::string_view text);
+
 /// Reverses percent-encoding, as listings of encoding-type=url need it; '+' is a space there. False if
 /// malformed.
 [[nodiscard]] bool percent_decoded(std::string_view text, std::string& out);

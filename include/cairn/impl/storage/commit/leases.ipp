@@ -35,7 +35,10 @@ CAIRN_BODY checkpoint_lease step_leases::lease(std::int64_t step, deadline until
   for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(250));;) {
     if (!store_.size(manifest_key(step))) fail_not_committed(step);
     const auto others = who(step, removes);
-    if (others.empty()) return {step, std::move(hold)};
+    if (others.empty())
+      return {step, std::move(hold), [](const void* shown) noexcept {
+                return static_cast<const any_store::object_writer*>(shown)->announced();
+              }};
     if (!polling.wait(until))
       fail(error_id::timeout_load,
            "another process has begun to remove this checkpoint and neither ended nor gave it up",

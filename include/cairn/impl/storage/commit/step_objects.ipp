@@ -94,6 +94,7 @@ CAIRN_BODY void step_objects::remove_all(const std::vector<std::string>& keys) c
     for (const auto& key : keys) store_.remove(key);
     return;
   }
+  if (store_.remove_all(keys)) return;
   thread_pool().run(keys.size(), at_once, [&](std::size_t i) { store_.remove(keys[i]); });
 }
 

@@ -106,6 +106,16 @@ CAIRN_BODY bool s3_bucket::lives(const std::string& id) {
   return live_.contains(id);
 }
 
+CAIRN_BODY void s3_bucket::left(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  left_.insert(id);
+}
+
+CAIRN_BODY bool s3_bucket::was_left(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  return left_.contains(id);
+}
+
 CAIRN_BODY std::string s3_bucket::add_page(const std::string& prefix, const std::string& token,
                                            bool by_directory, std::vector<listed_object>& found,
                                            std::vector<std::string>& directories, const std::string& after) {
@@ -244,16 +254,59 @@ CAIRN_BODY std::string s3_bucket::begun(const s3_call& call, std::string_view do
   return id;
 }
 
-CAIRN_BODY void s3_bucket::abort(const std::string& key, const std::string& id) {
+CAIRN_BODY void s3_bucket::abort(const std::string& key, const std::string& id, const s3_deadline& until) {
   for (int i = 0; i < 3; ++i) {
-    const auto call = client.run({.method = "DELETE", .key = key, .query = {{"uploadId", id}}});
+    const auto call =
+        client.run({.method = "DELETE", .key = key, .query = {{"uploadId", id}}, .until = until});
     const bool gone = !call->fine() && call->end == http_end::answered && call->status == 404;
     if (!gone) client.require(*call, "ending of an upload");
     if (gone) return;
-    const auto parts =
-        client.run({.method = "GET", .key = key, .query = {{"max-parts", "1"}, {"uploadId", id}}});
+    const auto parts = client.run(
+        {.method = "GET", .key = key, .query = {{"max-parts", "1"}, {"uploadId", id}}, .until = until});
     if (!parts->fine()) return;  // 404: nothing is left; other refusals tell no more
   }
+}
+
+CAIRN_BODY void s3_bucket::remove_all(std::span<const std::string> keys) {
+  constexpr std::size_t most = 1000;
+  for (const auto& key : keys) forget(key);
+  for (; !keys.empty(); keys = keys.subspan(std::min(most, keys.size()))) {
+    const auto batch = keys.first(std::min(most, keys.size()));
+    if (batch.size() == 1 || !remove_many(batch)) remove_one_by_one(batch);
+  }
+}
+
+CAIRN_BODY void s3_bucket::remove_one_by_one(std::span<const std::string> keys) {
+  thread_pool().run(keys.size(), client.options().in_flight, [&](std::size_t i) { client.remove(keys[i]); });
+}
+
+CAIRN_BODY bool s3_bucket::remove_many(std::span<const std::string> keys) {
+  auto& service = client.service();
+  if (client.google() || !service.removes_many.load()) return false;
+  std::string text = "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+  for (const auto& key : keys) text += "<Object><Key>" + xml_text(key) + "</Key></Object>";
+  text += "</Delete>";
+  s3_request r{.method = "POST"};
+  r.query = {{"delete", ""}};
+  r.root = "DeleteResult";
+  r.max_answer = xml_reader::max_bytes;
+  if (auto digest = md5_text(text); !digest.empty()) r.headers.emplace_back("content-md5", std::move(digest));
+  client.set_body(r, {std::as_bytes(std::span(text.data(), text.size()))}, true);
+  const auto call = client.run(std::move(r));
+  if (!call->fine() && call->end == http_end::answered && (call->status / 100 == 4 || call->status == 501)) {
+    service.removes_many.store(false);
+    return false;
+  }
+  client.require(*call, "removing of objects");
+  std::vector<std::string> refused;  // one by one they are tried again, or tell why
+  for (const auto& c : call->document().children) {
+    if (c.name == "Deleted" && c.text_of("DeleteMarker") == "true") service.keeps_removed.store(true);
+    if (c.name != "Error" || c.text_of("Code") == "NoSuchKey") continue;
+    if (auto key = std::string(c.text_of("Key")); detail::contains(keys, key))
+      refused.push_back(std::move(key));
+  }
+  remove_one_by_one(refused);
+  return true;
 }
 
 CAIRN_BODY xml_element s3_bucket::ask(s3_request r, std::string_view root, std::string_view doing) {

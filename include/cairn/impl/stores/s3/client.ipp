@@ -58,11 +58,11 @@ CAIRN_BODY std::shared_ptr<s3_call> s3_client::begin(s3_request request,
   auto call = detail::make_shared<s3_call>(service_, transport_, std::move(request), group);
   call->on_end = std::move(on_end);
   group->begin();
-  service_->calls.fetch_add(1, std::memory_order_relaxed);
+  if (!call->beside) service_->calls.fetch_add(1, std::memory_order_relaxed);
   try {
     transport_.submit(call);
   } catch (...) {
-    service_->calls.fetch_sub(1, std::memory_order_relaxed);
+    if (!call->beside) service_->calls.fetch_sub(1, std::memory_order_relaxed);
     group->end();
     throw;
   }
@@ -72,6 +72,30 @@ CAIRN_BODY std::shared_ptr<s3_call> s3_client::begin(s3_request request,
 CAIRN_BODY std::size_t s3_client::idle() const noexcept {
   const auto calls = service_->calls.load(std::memory_order_relaxed);
   return calls < service_->options.in_flight ? service_->options.in_flight - calls : 1;
+}
+
+CAIRN_BODY void s3_client::open_connections() noexcept {
+  constexpr std::size_t most = 32;
+  // Connections that nobody uses are closed by services after some 5 to 60 s.
+  constexpr std::chrono::seconds stay_open{10};
+  const auto& clock = service_->clock;
+  const auto now = clock->now();
+  {
+    const std::lock_guard lock(mutex_);
+    if (opened_ && now - *opened_ < stay_open) return;
+    opened_ = now;
+  }
+  try {
+    const auto group = detail::make_shared<call_group>();
+    const auto wanted = std::min(service_->options.in_flight, most);
+    // One is there, or is opened by the first request of those to come.
+    for (std::size_t i = 1; i < wanted; ++i)
+      static_cast<void>(begin({.method = "HEAD",
+                               .opens_connection = true,
+                               .until = {clock, now + service_->options.connect_timeout}},
+                              group));
+  } catch (...) {  // requests open them, then
+  }
 }
 
 CAIRN_BODY std::shared_ptr<s3_call> s3_client::run(s3_request request) {
@@ -102,6 +126,8 @@ CAIRN_BODY void s3_client::fail_call(const s3_call& call, std::string_view doing
     return false;
   };
   const auto& host = service_->address.authority;
+  if (call.end == http_end::expired && call.request().until.passed())
+    because(error_id::timeout_write, "it was not answered by the deadline");
   if (call.unencrypted())
     because(error_id::usage_bad_option,
             "the service does not confirm that it encrypts the object as s3_options::encryption asks: set "
@@ -183,8 +209,8 @@ CAIRN_BODY void s3_client::require(const s3_call& call, std::string_view doing) 
   if (!call.fine()) fail_call(call, doing);
 }
 
-CAIRN_BODY std::optional<s3_object> s3_client::head(const std::string& key) {
-  return object_of(*run({.method = "HEAD", .key = key}));
+CAIRN_BODY std::optional<s3_object> s3_client::head(const std::string& key, const s3_deadline& until) {
+  return object_of(*run({.method = "HEAD", .key = key, .until = until}));
 }
 
 CAIRN_BODY std::optional<s3_object> s3_client::object_of(const s3_call& call) const {

@@ -58,6 +58,14 @@ CAIRN_BODY std::string sha256_text(std::string_view text) {
   return sha256_text({&bytes, 1});
 }
 
+CAIRN_BODY std::string md5_text(std::string_view text) {
+  std::array<unsigned char, 16> out{};
+  unsigned int n = 0;
+  if (::EVP_Digest(text.data(), text.size(), out.data(), &n, ::EVP_md5(), nullptr) != 1 || n != out.size())
+    return {};
+  return base64_text(out);
+}
+
 CAIRN_BODY sha256_bytes hmac_sha256(std::span<const unsigned char> key, std::string_view text) {
   sha256_bytes out{};
   unsigned int n = 0;

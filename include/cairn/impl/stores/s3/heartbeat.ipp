@@ -23,6 +23,7 @@
 #include <ctime>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +37,9 @@ namespace detail {
 inline constexpr std::chrono::seconds heartbeat_interval{8};
 
 inline constexpr std::chrono::seconds heartbeat_timeout{30};
+
+/// How long one request for it is tried.
+inline constexpr std::chrono::seconds heartbeat_patience{10};
 
 /// A small file of the kernel's, at most 1 KiB of it; "" where there is none.
 [[nodiscard]] inline std::string kernel_text(const char* path) {
@@ -79,10 +83,7 @@ CAIRN_BODY std::string host_tag() {
 
 CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::string& key)
     : bucket_(std::move(bucket)), key_(key + "." + own_tag() + std::string(sign_ending)) {
-  s3_request r{.method = "POST", .key = key_};
-  r.query = {{"uploads", ""}};
-  r.root = "InitiateMultipartUploadResult";
-  const auto call = bucket_->client.run(std::move(r));
+  const auto call = bucket_->client.run(beginning());
   id_ = bucket_->begun(*call, "announcing of a save");
   // Where there is no thread, it is seen all the same, for a while.
   static_cast<void>(thread_.start("cairn heartbeat", [this] { repeat(); }));
@@ -98,32 +99,69 @@ CAIRN_BODY heartbeat::~heartbeat() {
   ended_.notify_all();
   thread_.join();
   try {
-    bucket_->abort(key_, id_);
+    bucket_->abort(key_, id_, patience());
   } catch (...) {  // leftovers() lists it
+    try {
+      bucket_->left(id_);
+    } catch (const std::bad_alloc&) {  // it counts until this process ends
+    }
   }
   bucket_->closed(id_);
 }
 
+CAIRN_BODY bool heartbeat::pause(std::unique_lock<std::mutex>& lock) {
+  auto& clock = *bucket_->client.service().clock;
+  const auto due = clock.now() + heartbeat_interval;
+  // A clock may jump.
+  constexpr s3_clock::time_point::duration longest = std::chrono::milliseconds(250);
+  for (auto left = due - clock.now(); !ending_ && left.count() > 0; left = due - clock.now())
+    ended_.wait_for(lock, std::min(left, longest));
+  return !ending_;
+}
+
+CAIRN_BODY s3_deadline heartbeat::patience() const {
+  const auto& clock = bucket_->client.service().clock;
+  return {clock, clock->now() + heartbeat_patience};
+}
+
+CAIRN_BODY s3_request heartbeat::beginning() const {
+  return {.method = "POST", .key = key_, .query = {{"uploads", ""}}, .root = "InitiateMultipartUploadResult"};
+}
+
+CAIRN_BODY std::shared_ptr<s3_call> heartbeat::run(s3_request r, bool may_cancel,
+                                                   std::unique_lock<std::mutex>& lock) {
+  r.until = patience();
+  const auto group = detail::make_shared<call_group>();
+  auto call = bucket_->client.begin(std::move(r), group);
+  if (may_cancel) under_way_ = call;
+  lock.unlock();
+  group->wait();
+  lock.lock();
+  under_way_.reset();
+  return call;
+}
+
 CAIRN_BODY void heartbeat::repeat() noexcept {
   std::unique_lock lock(mutex_);
-  while (!ended_.wait_for(lock, heartbeat_interval, [&] { return ending_; })) {
+  while (pause(lock)) {
     try {
       static constexpr std::array<std::byte, 1> mark{};
       s3_request r{.method = "PUT", .key = key_};
       r.query = {{"partNumber", "1"}, {"uploadId", id_}};
       bucket_->client.set_body(r, {std::span<const std::byte>(mark)}, false);
-      const auto group = detail::make_shared<call_group>();
-      under_way_ = bucket_->client.begin(std::move(r), group);
-      lock.unlock();
-      group->wait();
-      lock.lock();
-      under_way_.reset();
-    } catch (...) {  // thrown before it was begun; the next one may come through
+      const auto call = run(std::move(r), true, lock);
+      if (call->fine() || call->end != http_end::answered || call->status != 404 || ending_) continue;
+      lost_.store(true);
+      bucket_->closed(id_);
+      // An upload that was begun and is not known would stand for this process until it ends.
+      id_ = bucket_->begun(*run(beginning(), false, lock), "announcing of a save");
+    } catch (...) {  // the next one may come through
     }
   }
 }
 
 CAIRN_BODY bool has_heartbeat(s3_bucket& bucket, const open_upload& upload) {
+  if (bucket.was_left(upload.id)) return false;
   std::string_view tag = upload.key;
   if (!tag.ends_with(sign_ending)) return false;
   tag.remove_suffix(sign_ending.size());

@@ -94,7 +94,7 @@ CAIRN_BODY void http_attempt::set_up(const http_settings& settings, bool fresh_c
     ::curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, static_cast<long>(settings.stalled_after.count()));
   }
   if (fresh_connection) ::curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L);
-  ::curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 512L << 10);
+  ::curl_easy_setopt(e, CURLOPT_BUFFERSIZE, call_->method == "HEAD" ? 16L << 10 : 512L << 10);
   ::curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, &http_attempt::on_header);
   ::curl_easy_setopt(e, CURLOPT_HEADERDATA, this);
   ::curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, &http_attempt::on_answer);

@@ -75,11 +75,11 @@ CAIRN_BODY void http_transport::serve() noexcept {
     const auto now = clock_->now();
     if (cancelled_.exchange(false)) drop([](http_call& c) { return c.cancel_.load(); }, http_end::cancelled);
     if (now >= next_check_) {
-      drop([&](http_call& c) { return c.began_ && now >= c.until_; }, http_end::expired);
+      drop([&](http_call& c) { return now >= (c.began_ ? c.until_ : c.latest); }, http_end::expired);
       next_check_ = now + std::chrono::milliseconds(50);
     }
     release_due(now);
-    while (!waiting_.empty() && running_.size() < window_.limit()) {
+    while (!waiting_.empty() && in_turn() < window_.limit()) {
       auto call = std::move(waiting_.front());
       waiting_.pop_front();
       start(std::move(call), now);
@@ -91,6 +91,12 @@ CAIRN_BODY void http_transport::serve() noexcept {
   }
   accept_new();
   drop([](http_call&) { return true; }, http_end::cancelled);
+}
+
+CAIRN_BODY std::size_t http_transport::in_turn() const noexcept {
+  std::size_t found = 0;
+  for (const auto& attempt : running_) found += attempt->call()->beside ? 0U : 1U;
+  return found;
 }
 
 CAIRN_BODY void http_transport::accept_new() noexcept {
@@ -137,14 +143,15 @@ CAIRN_BODY void http_transport::start(std::shared_ptr<http_call> call, s3_clock:
   try {
     if (!call->began_) {
       call->began_ = true;
-      call->until_ = now + call->timeout;
+      call->until_ = std::min(now + call->timeout, call->latest);
     }
     call->status = 0;
     call->answer_headers.clear();
     call->detail.clear();
     call->end = http_end::unmade;
     call->prepare();
-    running_.push_back(std::make_unique<http_attempt>(call, settings_, call->fresh_connection_));
+    running_.push_back(
+        std::make_unique<http_attempt>(call, settings_, call->fresh_connection_ || call->beside));
     if (::curl_multi_add_handle(multi_, running_.back()->easy()) != CURLM_OK) {
       running_.pop_back();
       throw std::bad_alloc();

@@ -65,7 +65,7 @@ CAIRN_BODY s3_upload::~s3_upload() {
 CAIRN_BODY void s3_upload::begin() {
   auto& client = bucket_->client;
   const auto group = std::make_shared<call_group>();
-  const auto look = client.begin({.method = "HEAD", .key = key_}, group);
+  const auto look = client.begin({.method = "HEAD", .key = key_, .until = until_}, group);
   try {
     if (size_hint_ > part_bytes_) begin_upload();
     group->wait();
@@ -287,6 +287,7 @@ CAIRN_BODY void s3_upload::begin_upload(bool with_checksums) {
     s3_request r{.method = "POST", .key = key_};
     r.query = {{"uploads", ""}};
     r.root = "InitiateMultipartUploadResult";
+    r.until = until_;
     r.headers.emplace_back(bucket_->client.token_header(), token_);
     if (named) r.headers.emplace_back("x-amz-checksum-algorithm", whole ? "CRC64NVME" : "CRC32C");
     if (named && whole) r.headers.emplace_back("x-amz-checksum-type", "FULL_OBJECT");
@@ -361,8 +362,8 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
     if (index != expected++ || !etag || etag->empty() || etag->size() > 1024)
       fail(error_id::corrupt_bad_value, "the server took a part without giving its ETag",
            {.file = client.place(key_)});
-    text +=
-        "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" + escaped(*etag) + "</ETag>";
+    text += "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" + xml_text(*etag) +
+            "</ETag>";
     const auto& sent = part.call->request();
     if (part.call->sent_checksum() && !client.google())
       text += "<" + element + ">" + sent.body_checksum + "</" + element + ">";
@@ -410,21 +411,6 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
     if (may_begin_again && !stands && answered && call->status == 409) return false;
     client.fail_call(*call, "completion of an upload");
   }
-}
-
-CAIRN_BODY std::string s3_upload::escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out += c;
-  }
-  return out;
 }
 
 CAIRN_BODY void s3_upload::fail_incomplete() const {

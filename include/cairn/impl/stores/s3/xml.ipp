@@ -100,6 +100,21 @@ CAIRN_BODY xml_element& xml_reader::open(std::size_t depth) noexcept {
   return *e;
 }
 
+CAIRN_BODY std::string xml_text(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else
+      out += c;
+  }
+  return out;
+}
+
 CAIRN_BODY bool percent_decoded(std::string_view text, std::string& out) {
   const auto digit = [](char c) {
     return c >= '0' && c <= '9'   ? c - '0'
