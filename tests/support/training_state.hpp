@@ -40,9 +40,9 @@ class training_state {
 
   void fill(std::int64_t step) {
     each([&](auto& item, std::uint64_t which, std::int64_t first) {
-      for (std::size_t i = 0; i < item.size(); ++i)
-        item[i] = make<std::remove_reference_t<decltype(item[i])>>(step, which,
-                                                                   first + static_cast<std::int64_t>(i));
+      // By pointers: builds without optimisation do this often.
+      for (auto *at = item.data(), *end = at + item.size(); at != end; ++at, ++first)
+        *at = make<std::remove_reference_t<decltype(*at)>>(step, which, first);
     });
     rate = static_cast<double>(step) / 7;
     loader = "position " + std::to_string(step * 1'000'003);
@@ -54,9 +54,8 @@ class training_state {
     bool same =
         rate == static_cast<double>(step) / 7 && loader == "position " + std::to_string(step * 1'000'003);
     each([&](auto& item, std::uint64_t which, std::int64_t first) {
-      for (std::size_t i = 0; i < item.size(); ++i)
-        same = same && item[i] == make<std::remove_reference_t<decltype(item[i])>>(
-                                      step, which, first + static_cast<std::int64_t>(i));
+      for (auto *at = item.data(), *end = at + item.size(); same && at != end; ++at, ++first)
+        same = *at == make<std::remove_reference_t<decltype(*at)>>(step, which, first);
     });
     return same;
   }
