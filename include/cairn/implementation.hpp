@@ -259,9 +259,11 @@
 #endif
 #if defined(CAIRN_COMPILED_LINKS)
 #include <cairn/impl/comm/socket/socket_connection.ipp>
+#include <cairn/impl/comm/socket/socket_connections.ipp>
 #include <cairn/impl/comm/socket/socket_dial.ipp>
 #include <cairn/impl/comm/socket/socket_gathering.ipp>
 #include <cairn/impl/comm/socket/socket_job.ipp>
+#include <cairn/impl/comm/socket/socket_members.ipp>
 #include <cairn/impl/comm/socket/socket_rendezvous.ipp>
 #include <cairn/impl/comm/socket/socket_service.ipp>
 #include <cairn/impl/comm/socket/socket_world.ipp>

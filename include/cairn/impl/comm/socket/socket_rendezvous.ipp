@@ -293,10 +293,17 @@ inline std::string plain_address(const std::vector<std::string>& of_rank_0, bool
        {.got = of_rank_0.front()});
 }
 
+/// Pauses between tries to find rank 0, which is often started some moments later: many ranks ask more rarely than few.
+inline backoff between_tries(int ranks) noexcept {
+  const auto longest = std::clamp(std::chrono::milliseconds(ranks), std::chrono::milliseconds(50),
+                                  std::chrono::milliseconds(500));
+  return {std::chrono::milliseconds(10), longest};
+}
+
 /// A rank other than 0 looks for rank 0.
 inline void find_rank_0(socket_world& world, const socket_job& job, const socket_options& options,
                         deadline until) {
-  backoff pause(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
+  auto pause = between_tries(job.size);
   const auto begin = deadline::clock::now();
   int refusals = 0;
   std::string found;
@@ -330,7 +337,7 @@ inline void find_rank_0(socket_world& world, const socket_job& job, const socket
 /// The same by a file, which may be one of an earlier run until rank 0 has written its own.
 inline owned<socket_world> find_by_file(const socket_world_options& told, const socket_job& job,
                                         const socket_options& options, deadline until) {
-  backoff pause(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
+  auto pause = between_tries(job.size);
   std::string found = "there is no such file";
   for (;;) {
     if (const auto file = read_job_file(job.file)) {

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/comm/socket/socket_connection.hpp>
+#include <cairn/comm/socket/socket_connections.hpp>
+#include <cairn/comm/socket/socket_frame.hpp>
+#include <cairn/concepts/communicator.hpp>
+#include <cairn/links/link_key.hpp>
+#include <cairn/links/link_sockets.hpp>
+#include <cairn/links/secure_socket.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/owned.hpp>
+#include <cairn/system/shared.hpp>
+#include <cairn/system/thread_settings.hpp>
+#include <cairn/system/unforked_file.hpp>
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+inline constexpr std::uint64_t socket_of_listener = 0, socket_of_wake = 1;
+
+inline constexpr std::size_t max_socket_strangers = 64;
+
+CAIRN_BODY socket_connections::socket_connections(const socket_world_options& told, const link_key& key,
+                                                  owned<unforked_file> listening, link_address own_address)
+    : socket_members(told, std::move(own_address)), context(key), listener_(std::move(listening)) {
+  if (listener_ == nullptr) return;
+  poller_ = file_descriptor(::epoll_create1(EPOLL_CLOEXEC));
+  wake_ = file_descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!poller_.open() || !wake_.open() ||
+      !control(EPOLL_CTL_ADD, listener_->get(), EPOLLIN, socket_of_listener) ||
+      !control(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, socket_of_wake))
+    fail_system(errno, "a rank has no descriptors for its connections");
+}
+
+CAIRN_BODY void socket_connections::start() {
+  if (listener_ != nullptr && !thread_.start("cairn sockets", [this] { serve(); }))
+    fail(error_id::storage_limit,
+         "the system gives a rank no thread for its connections; raise the limit of processes (ulimit -u)");
+}
+CAIRN_BODY void socket_connections::stop() {
+  if (!thread_.joinable()) return;
+  std::vector<posting> goodbyes;
+  {
+    const std::lock_guard lock(mutex);
+    for (const auto& each : all_)
+      if (each.second->peer >= 0)
+        goodbyes.push_back({each.second, {.what = socket_frame::kind::goodbye}, nullptr});
+    end_by_ = deadline::in(std::chrono::seconds(2)).time_point();
+  }
+  post(goodbyes);
+  goodbyes.clear();
+  ending_.store(true, std::memory_order_release);
+  wake();
+  thread_.join();
+}
+CAIRN_BODY void socket_connections::wake() noexcept {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+}
+CAIRN_BODY void socket_connections::listen_again() noexcept {
+  if (!listens_) listens_ = control(EPOLL_CTL_MOD, listener_->get(), EPOLLIN, socket_of_listener);
+}
+
+CAIRN_BODY bool socket_connections::control(int what, int number, std::uint32_t events,
+                                            std::uint64_t id) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  return ::epoll_ctl(poller_.get(), what, number, &event) == 0;
+}
+
+CAIRN_BODY void socket_connections::serve() noexcept {
+  detail::wait_for_a_turn();
+  std::vector<std::uint64_t> unfinished;
+  for (;;) {
+    std::array<epoll_event, 64> events;
+    {
+      const std::lock_guard lock(mutex);
+      unfinished.swap(unfinished_);
+    }
+    const int ready = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()),
+                                   unfinished.empty() ? sleep_at_most() : 0);
+    try {
+      for (const auto id : unfinished) go_on(id, false);
+      unfinished.clear();
+      for (int i = 0; i < ready; ++i) {
+        const auto id = events[static_cast<std::size_t>(i)].data.u64;
+        std::uint64_t count = 0;
+        if (id == socket_of_listener)
+          accept_some();
+        else if (id == socket_of_wake)
+          static_cast<void>(!::read(wake_.get(), &count, sizeof count));
+        else
+          go_on(id, false);
+      }
+      take_turn();
+    } catch (...) {
+      // Memory ran out, which has closed what it ran out for; peers that come ask again.
+    }
+    if (ending_.load(std::memory_order_acquire) && all_have_heard()) return;
+  }
+}
+
+CAIRN_BODY bool socket_connections::all_have_heard() {
+  const std::lock_guard lock(mutex);
+  if (deadline::clock::now() >= end_by_) return true;
+  for (const auto& each : all_)
+    if (each.second->peer >= 0) return false;
+  return true;
+}
+
+CAIRN_BODY void socket_connections::accept_some() {
+  for (int i = 0; i < 16; ++i) {
+    owned<unforked_file> made;
+    int why = 0;
+    {
+      const fork_pause pause;
+      file_descriptor number(::accept4(listener_->get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (number.open())
+        made = detail::make_owned<unforked_file>(std::move(number), pause);
+      else
+        why = errno;
+    }
+    if (why == EAGAIN) return;
+    if (why == EINTR || why == ECONNABORTED) continue;
+    if (made == nullptr) {
+      // Who waits to be let in would wake the thread at once again. The next sweep tries again.
+      listens_ = !control(EPOLL_CTL_MOD, listener_->get(), 0, socket_of_listener);
+      const std::lock_guard lock(mutex);
+      last_refused = "rank " + std::to_string(options.rank) +
+                     " could not take a connection: " + std::generic_category().message(why) +
+                     (why == EMFILE ? "; raise the limit of its open files (ulimit -n)" : "");
+      return;
+    }
+    prepare_socket(made->get(), options.lost_after);
+    auto added = detail::make_shared<socket_connection>(context, std::move(made), secure_socket::side::server,
+                                                        options.plain);
+    added->due = deadline::in(options.handshake_timeout).time_point();
+    connection_ptr evicted;  // after the lock
+    const std::lock_guard lock(mutex);
+    // Whoever came first goes, which is one that does not speak, where there is any; ranks try again.
+    if (strangers_ >= max_socket_strangers + peers.size())
+      for (const auto& each : all_)
+        if (each.second->peer < 0) {
+          evicted = each.second;
+          forget(evicted);
+          break;
+        }
+    added->id = next_id_++;
+    all_.try_emplace(added->id, added);
+    ++strangers_;
+    if (!control(EPOLL_CTL_ADD, added->number(), EPOLLIN, added->id)) forget(added);
+  }
+}
+
+/// @pre the mutex is locked
+CAIRN_BODY void socket_connections::forget(const connection_ptr& c) noexcept {
+  if (!all_.holds(c->id)) return;
+  control(EPOLL_CTL_DEL, c->number(), 0, c->id);
+  if (c->peer < 0) --strangers_;
+  all_.erase(c->id);
+}
+
+CAIRN_BODY void socket_connections::arm(socket_connection& c) noexcept {
+  const bool out = c.has_waiting() && !c.in_message;
+  // Of one that is not to be read, its end is told once.
+  const std::uint32_t events = (c.paused || c.held ? EPOLLET : EPOLLIN) | (out ? EPOLLOUT : 0U);
+  if (events == c.armed || c.id == 0) return;
+  c.armed = events;
+  control(EPOLL_CTL_MOD, c.number(), events, c.id);
+}
+
+CAIRN_BODY void socket_connections::resume(int rank) {
+  std::vector<connection_ptr> paused;
+  {
+    const std::lock_guard lock(mutex);
+    peer(rank).paused = false;
+    for (const auto& each : all_)
+      if (each.second->peer == rank) {
+        paused.push_back(each.second);
+        unfinished_.push_back(each.first);
+      }
+  }
+  for (const auto& each : paused) {
+    const std::lock_guard lock(each->mutex);
+    each->paused = false;
+    arm(*each);
+  }
+  wake();
+}
+
+CAIRN_BODY void socket_connections::hold(socket_connection& c, bool held) {
+  const std::lock_guard lock(c.mutex);
+  c.held = held;
+  arm(c);
+  if (held || !std::exchange(c.more, false)) return;
+  const std::lock_guard of_all(mutex);
+  unfinished_.push_back(c.id);
+  wake();
+}
+
+CAIRN_BODY void socket_connections::go_on(std::uint64_t id, bool by_caller) {
+  connection_ptr c;
+  bool stranger = false, pause = false;
+  {
+    const std::lock_guard lock(mutex);
+    const auto at_id = all_.find(id);
+    if (at_id == all_.end()) return;
+    c = at_id->second;
+    stranger = c->peer < 0;
+    if (!stranger && peer(c->peer).ready_bytes >= max_message_bytes) peer(c->peer).paused = true;
+    if (!stranger) pause = peer(c->peer).paused;
+  }
+  std::vector<posting> after;
+  bool good = true, left = false, more = false;
+  try {
+    const std::lock_guard lock(c->mutex);
+    auto progress = socket_progress::state::moved;
+    if (!c->trusted) {
+      progress = c->handshake().what;
+      c->trusted = progress == socket_progress::state::moved;
+      good = progress != socket_progress::state::ended;
+    }
+    if (good && c->trusted) {
+      if (!c->in_message) good = c->flush() != socket_progress::state::ended;
+      c->paused = pause;
+      if (good && !c->paused && c->held == by_caller) {
+        const auto longest = stranger ? max_hello_bytes : max_message_bytes;
+        const auto came = c->read(
+            [&](received_frame&& frame) { return take(c, std::move(frame), after, good, left); }, longest);
+        good = good && came != socket_progress::state::ended;
+        // Perhaps decrypted already, of which epoll knows nothing.
+        more = came == socket_progress::state::moved && !by_caller;
+        c->more = came == socket_progress::state::moved && by_caller;
+      }
+    }
+    if (good) arm(*c);
+  } catch (...) {
+    good = false;
+  }
+  if (!good) {
+    end(c, left, after);
+  } else if (more) {
+    const std::lock_guard lock(mutex);
+    unfinished_.push_back(id);
+  }
+  const bool begins = !after.empty() && after.front().head.what == socket_frame::kind::begun;
+  post(after);
+  if (!begins) return;
+  const std::lock_guard lock(mutex);
+  all_know = true;
+  changed.notify();
+}
+
+/// @pre the mutex is locked
+CAIRN_BODY void socket_connections::attach(const connection_ptr& c, int rank, bool star) {
+  c->peer = rank;
+  c->star = star;
+  auto& p = peer(rank);
+  ++p.open;
+  if (p.out == nullptr) p.out = c;
+}
+
+CAIRN_BODY void socket_connections::add(const connection_ptr& made, int rank, bool star) {
+  const std::lock_guard of_connection(made->mutex);
+  const std::lock_guard lock(mutex);
+  made->trusted = true;
+  made->id = next_id_++;
+  made->armed = EPOLLIN;
+  all_.try_emplace(made->id, made);
+  attach(made, rank, star);
+  if (!control(EPOLL_CTL_ADD, made->number(), EPOLLIN, made->id))
+    fail_system(errno, "a rank cannot wait for its connections");
+}
+
+CAIRN_BODY void socket_connections::post(std::vector<posting>& all) noexcept {
+  for (auto& each : all) {
+    try {
+      const std::lock_guard lock(each.to->mutex);
+      each.to->post(each.head, each.body != nullptr ? std::span(*each.body) : std::span<const std::byte>());
+      arm(*each.to);
+    } catch (...) {
+      // No memory for it. Its reader would wait for ever: the end of the connection tells it.
+      ::shutdown(each.to->number(), SHUT_RDWR);
+    }
+  }
+  all.clear();
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
