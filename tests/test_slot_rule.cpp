@@ -174,6 +174,29 @@ TEST_CASE("an image with pieces goes last, and the newest complete one does not 
   slots[2].in_use = true;
   CHECK(cairn::detail::choose_slot(slots, 4) == std::nullopt);
 }
+TEST_CASE(
+    "where nobody tells what all ranks hold, the newest save stays, and the complete one that was told") {
+  // Generation 1 is complete, 3 and 4 have pieces; each save is held before the next one begins.
+  std::vector<slot_state> slots(6);
+  for (std::uint64_t save = 1; save <= 40; ++save) {
+    CAPTURE(save);
+    const auto complete = save > 1 ? std::uint64_t{1} : 0;
+    const auto chosen = cairn::detail::choose_slot(slots, complete, false, true);
+    REQUIRE(chosen);
+    CHECK_FALSE(cairn::detail::choose_slot(slots, complete, true, true).value_or(*chosen) != *chosen);
+    slots[*chosen] = {.in_use = true};
+    const auto holds = [&](std::uint64_t generation) {
+      return std::any_of(slots.begin(), slots.end(),
+                         [&](const auto& s) { return s.generation == generation; });
+    };
+    CHECK((save <= 1 || holds(1)));
+    CHECK((save <= 1 || holds(save - 1)));
+    slots[*chosen] = {.generation = save, .has_pieces = save == 3 || save == 4};
+  }
+  // A complete one with pieces goes after the newest.
+  slots = {{.generation = 2, .has_pieces = true}, {.generation = 3}, {.generation = 7}};
+  CHECK(cairn::detail::choose_slot(slots, 3, false, true) == 2);
+}
 TEST_CASE("the search finds a rule that loses the common save") {
   CHECK(explore(2, 3, 6, 5, false, true).lost > 0);
 }

@@ -266,8 +266,8 @@ class loader {
       return false;
     }
   }
-  /// Whether what the tier holds was not loaded for a limit of the host, which somebody can raise, or as no place takes what
-  /// is rebuilt: it is not given up for that. Where its own bytes cannot be read, that is a corrupt_error. The same on all ranks.
+  /// Whether what the tier holds was not loaded for a limit of the host, which somebody can raise, as no place takes what
+  /// is rebuilt, or as a rank was too slow: it is not given up for that. Where its own bytes cannot be read, that is a corrupt_error. The same on all ranks.
   [[nodiscard]] static bool stays_held(const std::exception_ptr& failure) {
     try {
       std::rethrow_exception(failure);
@@ -275,6 +275,8 @@ class loader {
       return e.id() == error_id::storage_no_space || e.id() == error_id::storage_limit ||
              e.id() == error_id::storage_out_of_memory || e.id() == error_id::storage_permission ||
              e.id() == error_id::storage_io;
+    } catch (const timeout_error&) {
+      return true;
     } catch (...) {
       return false;
     }

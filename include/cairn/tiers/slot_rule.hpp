@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/system/compiler.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -31,31 +32,37 @@ struct slot_state {
 ///
 /// `early`: no save waits for the image yet, so that only one that holds nothing, or an older save than the newest
 /// complete one, is given: the others may still become complete.
+///
+/// `untold`: the newest complete generation is what this rank was told, over links that may be slow or broken: later ones may be
+/// complete as well. Ranks that train together are at most one save apart, so the oldest of these goes, and the newest one only
+/// where nothing else may, but for a complete one with pieces.
 [[nodiscard]] inline std::optional<std::size_t> choose_slot(std::span<const slot_state> slots,
-                                                            std::uint64_t newest_complete,
-                                                            bool early = false) noexcept {
+                                                            std::uint64_t newest_complete, bool early = false,
+                                                            bool untold = false) noexcept {
+  std::uint64_t newest = 0;
+  for (const auto& s : slots) newest = std::max(newest, s.generation);
+  /// Those of a lower class go first.
+  const auto class_of = [&](const slot_state& s) {
+    if (s.generation == 0) return 0;
+    if (s.generation < newest_complete) return s.has_pieces ? 5 : 1;
+    if (!untold) return s.has_pieces ? 6 : 2;
+    if (s.generation == newest) return 4;
+    return s.has_pieces ? 3 : 2;
+  };
+  const auto goes_before = [&](const slot_state& a, const slot_state& b) {
+    const auto of_a = class_of(a), of_b = class_of(b);
+    if (of_a != of_b) return of_a < of_b;
+    if (of_a == 0) return a.allocated && !b.allocated;
+    const bool oldest = untold || a.generation < newest_complete;
+    return oldest ? a.generation < b.generation : a.generation > b.generation;
+  };
   std::optional<std::size_t> chosen;
-  const auto better = [&](std::size_t i) {
-    if (!chosen) return true;
-    const auto& now = slots[*chosen];
-    const auto& other = slots[i];
-    if ((now.generation == 0) != (other.generation == 0)) return other.generation == 0;
-    if (now.generation == 0) return other.allocated && !now.allocated;
-    const bool now_old = now.generation < newest_complete;
-    const bool other_old = other.generation < newest_complete;
-    if (now_old != other_old) return other_old;
-    return now_old ? other.generation < now.generation : other.generation > now.generation;
-  };
-  const auto may_go = [&](const slot_state& s) {
-    if (s.in_use) return false;
-    if (s.generation == 0) return true;
-    return early ? s.generation < newest_complete : s.generation != newest_complete;
-  };
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    if (!slots[i].has_pieces && may_go(slots[i]) && better(i)) chosen = i;
-  const bool found = chosen.has_value();
-  for (std::size_t i = 0; i < slots.size() && !found && !early; ++i)
-    if (slots[i].has_pieces && may_go(slots[i]) && better(i)) chosen = i;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const auto& s = slots[i];
+    if (s.in_use || (early && class_of(s) > 1)) continue;
+    if (s.generation != 0 && s.generation == newest_complete) continue;
+    if (!chosen || goes_before(s, slots[*chosen])) chosen = i;
+  }
   return chosen;
 }
 

@@ -170,7 +170,7 @@ CAIRN_BODY std::optional<std::size_t> tier_slots::choose(std::uint64_t bytes, bo
             if (h.rank == user.rank && h.slot == slots_[i].number && h.run == kept->run &&
                 h.attempt == kept->attempt)
               states[i].has_pieces = true;
-  const auto chosen = choose_slot(states, newest_complete, early);
+  const auto chosen = choose_slot(states, newest_complete, early, directory_.is_spread());
   if (!chosen) return std::nullopt;
   for (const auto& h : held)
     if (h.rank == user.rank && h.slot == slots_[*chosen].number) directory_.remove_record(h);
