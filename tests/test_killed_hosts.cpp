@@ -20,9 +20,13 @@
 #include <support/rounds.hpp>
 #include <support/scratch_directory.hpp>
 
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -37,6 +41,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -196,9 +201,67 @@ struct places {
   [[nodiscard]] bool empty() const { return fs::is_empty(memory.path()); }
 };
 
+/// Connects again and again to all ports at which this process listens, sends what is no message of a link, and keeps the
+/// connections.
+class strangers {
+ public:
+  strangers() : thread_([this] { run(); }) {}
+  strangers(const strangers&) = delete;
+  strangers& operator=(const strangers&) = delete;
+  ~strangers() {
+    ended_ = true;
+    thread_.join();
+    for (const int each : held_) ::close(each);
+  }
+  /// Of all ports, so many were made.
+  [[nodiscard]] int connections() const noexcept { return connections_; }
+
+ private:
+  void run() {
+    std::vector<::sockaddr_storage> ports;
+    for (int file = 3; file < 256; ++file) {
+      int listens = 0;
+      ::socklen_t length = sizeof listens;
+      ::sockaddr_storage at{};
+      if (::getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0) continue;
+      length = sizeof at;
+      if (::getsockname(file, reinterpret_cast<::sockaddr*>(&at), &length) != 0) continue;
+      if (at.ss_family == AF_INET6)
+        reinterpret_cast<::sockaddr_in6&>(at).sin6_addr = in6addr_loopback;
+      else if (at.ss_family == AF_INET)
+        reinterpret_cast<::sockaddr_in&>(at).sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      else
+        continue;
+      ports.push_back(at);
+    }
+    if (ports.empty()) connections_ = -1;
+    const std::string garbage(300, 'x');
+    while (!ended_ && !ports.empty())
+      for (const auto& at : ports) {
+        const int to = ::socket(at.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (to < 0) continue;
+        static_cast<void>(::connect(to, reinterpret_cast<const ::sockaddr*>(&at), sizeof at));
+        ::pollfd ready{.fd = to, .events = POLLOUT, .revents = 0};
+        static_cast<void>(::poll(&ready, 1, 1000));
+        // Every other one says nothing.
+        if (connections_ % 2 == 0)
+          static_cast<void>(::send(to, garbage.data(), garbage.size(), MSG_NOSIGNAL));
+        ++connections_;
+        held_.push_back(to);
+        if (held_.size() < 100) continue;
+        ::close(held_.front());
+        held_.erase(held_.begin());
+      }
+  }
+  std::atomic<bool> ended_{false};
+  std::atomic<int> connections_{0};
+  std::vector<int> held_;
+  std::thread thread_;
+};
+
 /// Resumes, makes so many steps, each of which is held and redundant before the next one begins, and closes.
 void train(const std::string& store, const std::string& tier, const std::string& name,
-           std::uint64_t persisted, std::int64_t steps, rank_process& me) {
+           std::uint64_t persisted, std::int64_t steps, bool flooded, rank_process& me) {
   const auto self = static_cast<std::size_t>(me.rank());
   const std::int64_t first = elements * me.rank() / me.size();
   std::vector<float> part(static_cast<std::size_t>(elements * (me.rank() + 1) / me.size() - first), -1.0F);
@@ -235,6 +298,12 @@ void train(const std::string& store, const std::string& tier, const std::string&
         throw std::runtime_error("the state is not that of step " + std::to_string(newest));
     }
     if (me.rank() == 0) me.word(resumed) = static_cast<std::uint32_t>(newest) + 1;
+    std::optional<strangers> others;
+    if (flooded) others.emplace();
+    while (flooded && others->connections() < 50) {
+      if (others->connections() < 0) throw std::runtime_error("this rank listens nowhere");
+      std::this_thread::yield();
+    }
     for (auto step = newest + 1; step <= newest + steps; ++step) {
       fill(step);
       const auto save = ckpt.save(state, step);
@@ -271,14 +340,14 @@ struct outcome {
 };
 
 outcome run(const places& on, std::int64_t steps, const std::vector<rank_event>& kills = {},
-            std::uint64_t persisted = 1000) {
+            std::uint64_t persisted = 1000, bool flooded = false) {
   process_ranks processes(ranks);
   for (const auto& each : kills) processes.kill_at(each.rank, each.point, each.count);
   const auto name = cairn_test::job_name();
   const auto store = on.disk.path() + "/store";
   outcome o;
-  o.ends =
-      processes.run([&](rank_process& me) { train(store, on.tier(me.rank()), name, persisted, steps, me); });
+  o.ends = processes.run(
+      [&](rank_process& me) { train(store, on.tier(me.rank()), name, persisted, steps, flooded, me); });
   o.resumed = static_cast<std::int64_t>(processes.word(resumed).load()) - 1;
   o.from_tier = processes.word(from_tier) != 0;
   o.held = INT64_MAX;
@@ -357,6 +426,21 @@ TEST_CASE("a process that is killed at any message of a recovery leaves what the
   CHECK(on.empty());
 }
 
+// survives: ports-flooded
+TEST_CASE("strangers that flood the ports of all ranks cost no step, and none its pieces") {
+  const places on;
+  const auto flooded = run(on, 4, {{.rank = 1, .point = "before rename held", .count = 4}}, 1000, true);
+  CAPTURE(flooded.text());
+  CHECK(flooded.right());
+  CHECK(flooded.redundant == 3);
+  on.lose(1);
+  const auto again = run(on, 1);
+  CAPTURE(again.text());
+  CHECK(again.good());
+  CHECK(again.resumed == 3);
+  CHECK(on.empty());
+}
+
 std::uint64_t number_in(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
@@ -386,6 +470,8 @@ TEST_CASE("hosts that are lost at random moments cost no step that was redundant
     const auto o = run(on, 8, kills, 7);
     CAPTURE(o.text());
     ++starts;
+    CAPTURE(floor);
+    CAPTURE(o.resumed);
     REQUIRE(o.right());
     REQUIRE((o.resumed == -1 || o.resumed >= floor));
     if (o.good()) {  // it was closed: the store has its last step

@@ -2,7 +2,10 @@
 // threaded
 #include <doctest/doctest.h>
 
+#include <cairn/comm/collectives.hpp>
+#include <cairn/comm/single_process.hpp>
 #include <cairn/concepts/any_peer_link.hpp>
+#include <cairn/concepts/link_maker.hpp>
 #include <cairn/links/thread_link.hpp>
 #include <support/peer_link_archetype.hpp>
 #include <support/peer_link_conformance.hpp>
@@ -85,6 +88,14 @@ TEST_CASE("a link of any type") {
   CHECK(ends([&] { link.fetch(0, {"a", 1}, {}, ample_time()); }).id == error_id::peer_not_offered);
   link = cairn::any_peer_link(cairn::thread_link_group(2).link(1));
   CHECK(link.size() == 2);
+}
+
+TEST_CASE("a maker of links of any type") {
+  cairn::collectives job{cairn::single_process{}};
+  cairn::any_link_maker maker(link_maker_archetype::make());
+  CHECK(maker.connect(job, ample_time()).size() == 1);
+  maker = cairn::any_link_maker(cairn::thread_link_group(1));
+  CHECK(maker.connect(job, ample_time()).rank() == 0);
 }
 
 TEST_CASE("who may be in a group of links") {

@@ -19,6 +19,7 @@
 #include <support/counting_communicator.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
+#include <support/tier_archetype.hpp>
 #include <support/told_tier.hpp>
 
 #include <algorithm>
@@ -221,6 +222,51 @@ TEST_CASE("a link that breaks costs the pieces of a save, and no step") {
   for (int host = 0; host < on.count; ++host) CHECK_FALSE(fs::exists(on.name(host)));
 }
 
+// survives: links-slow
+TEST_CASE("links that are silent or slow cost pieces, and neither a step nor training") {
+  const hosts on(ranks);
+  const thread_group group(ranks);
+  const thread_link_group links(ranks);
+  std::barrier together(ranks);
+  std::atomic<int> redundant{0};
+  std::atomic<int> wrong{0};
+  const auto disturb = [&](link_fault::kind odd, link_fault::kind even) {
+    for (int from = 0; from < ranks; ++from)
+      for (int to = 0; to < ranks; ++to)
+        if (from != to)
+          links.disturb(from, to, {.what = (from + to) % 2 != 0 ? odd : even, .bytes_per_second = 1000});
+  };
+  on_all_ranks(ranks, [&](int rank) {
+    in_step step_by_step(together);
+    as_rank(on, rank, partner_copies{.every = 1}, group, links, [&](auto& ckpt, model& m) {
+      save_handle disturbed;
+      for (std::int64_t step = 1; step <= 6; ++step) {
+        m.train(step);
+        step_by_step.meet();
+        if (rank == 0 && step == 3) disturb(link_fault::kind::half_open, link_fault::kind::slow);
+        if (step == 5) {
+          wrong += disturbed.wait_redundant(std::chrono::minutes(2));
+          step_by_step.meet();
+          if (rank == 0) disturb(link_fault::kind::none, link_fault::kind::none);
+        }
+        step_by_step.meet();
+        const auto save = ckpt.save(m.state, step);
+        save.wait_held();  // whatever the links do
+        if (step == 3) disturbed = save;
+        if (step == 3 || step == 4) continue;
+        const bool is = save.wait_redundant(std::chrono::minutes(2));
+        redundant += step == 6 && is;
+        wrong += step < 3 && !is;
+      }
+      step_by_step.meet();
+      ckpt.close();
+    });
+  });
+  CHECK(wrong == 0);
+  CHECK(redundant == ranks);
+  for (int host = 0; host < on.count; ++host) CHECK_FALSE(fs::exists(on.name(host)));
+}
+
 // survives: lost-before-held
 TEST_CASE("a host that is lost before it holds a save leaves the one before, which is redundant") {
   const hosts on(ranks);
@@ -297,6 +343,37 @@ TEST_CASE("what cannot be is refused on all ranks, with the group that has too m
     }
   });
   CHECK(refused == 2);
+}
+
+TEST_CASE("redundancy needs of a tier what the concept names, and asks it in its order") {
+  const scratch_directory place;
+  const thread_group group(2);
+  const thread_link_group links(2);
+  std::atomic<int> right{0};
+  on_all_ranks(2, [&](int rank) {
+    const auto asked = std::make_shared<std::vector<std::string>>();
+    {
+      checkpointer ckpt{file_store{place.path() + "/store"},
+                        cairn_test::spread_tier_archetype::make(asked, place.path()),
+                        persist{.every = 2},
+                        partner_copies{.failure_group = std::to_string(rank)},
+                        links,
+                        group.communicator(rank),
+                        checkpointer_options{.peer_timeout = std::chrono::minutes(2), .quiet = true}};
+      model m;
+      static_cast<void>(ckpt.resume(m.state));
+      for (std::int64_t step = 1; step <= 2; ++step) {
+        const auto save = ckpt.save(m.state, step);
+        save.wait();
+        right += save.committed() == (step == 2) && !save.wait_redundant(std::chrono::minutes(2));
+      }
+      ckpt.close();
+    }
+    right += asked->at(0) == "spread" && asked->at(1) == "open " + std::to_string(rank) &&
+             asked->back() == "end" &&
+             (rank != 0) != (std::find(asked->begin(), asked->end(), "survey") != asked->end());
+  });
+  CHECK(right == 6);
 }
 
 TEST_CASE("each host that is lost is rebuilt from what its partners keep") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_peer_link.hpp>
+#include <cairn/concepts/link_maker.hpp>
 #include <cairn/concepts/peer_link.hpp>
 #include <cairn/system/error.hpp>
 
@@ -50,5 +51,34 @@ class peer_link_archetype {
 };
 
 static_assert(cairn::PeerLink<peer_link_archetype> && cairn::PeerLink<cairn::any_peer_link>);
+
+/// The least that models LinkMaker: it connects once, and only where it may be changed.
+class link_maker_archetype {
+ public:
+  static link_maker_archetype make() { return link_maker_archetype(0); }
+  link_maker_archetype(link_maker_archetype&&) = default;
+  link_maker_archetype& operator=(link_maker_archetype&&) = delete;
+  void operator&() const = delete;
+
+  peer_link_archetype connect(cairn::collectives&, cairn::deadline) & { return peer_link_archetype::make(); }
+
+ private:
+  explicit link_maker_archetype(int) {}
+};
+static_assert(cairn::LinkMaker<link_maker_archetype>);
+
+// Near misses: each differs from a LinkMaker in one point.
+struct no_link_maker_that_stays : link_maker_archetype {
+  no_link_maker_that_stays(no_link_maker_that_stays&&) = delete;
+};
+struct no_link_maker_without_a_deadline {
+  peer_link_archetype connect(cairn::collectives&);
+};
+struct no_link_maker_that_makes_none {
+  void connect(cairn::collectives&, cairn::deadline);
+};
+static_assert(!cairn::LinkMaker<no_link_maker_that_stays>);
+static_assert(!cairn::LinkMaker<no_link_maker_without_a_deadline>);
+static_assert(!cairn::LinkMaker<no_link_maker_that_makes_none>);
 
 }  // namespace cairn_test

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,7 @@ class saves_with_pieces {
       redundancy_->open(group, groups, places, tier, peer_timeout, until);
       redundancy_->when_ended(
           [this](std::uint64_t save_count, const redundancy_report& report) { ended(save_count, report); });
+      redundancy_->when_apart([this](std::uint64_t saves, const std::string& why) { apart(saves, why); });
     });
     return places;
   }
@@ -97,8 +99,8 @@ class saves_with_pieces {
   }
 
  private:
-  /// So many in a row that newer ones went before: pieces are made more slowly than saves come.
-  static constexpr int many_superseded = 8;
+  /// So many in a row that go without pieces are told, and again each time that they are eight times as many.
+  static constexpr std::uint64_t many = 8;
 
   [[nodiscard]] std::shared_ptr<save_progress> take(std::uint64_t save_count) noexcept {
     const std::lock_guard lock(mutex_);
@@ -114,35 +116,62 @@ class saves_with_pieces {
     if (save == nullptr) return;
     save->set_redundant(report.state == redundancy_state::redundant, report.kept_bytes);
     const auto of_save = save->report();
+    const bool redundant = report.state == redundancy_state::redundant;
     bool tell = false;
+    std::uint64_t without = 0;  // as many as are told
+    std::optional<std::int64_t> since;
     {
       const std::lock_guard lock(mutex_);
-      const bool redundant = report.state == redundancy_state::redundant;
-      if (report.state == redundancy_state::superseded)
-        tell = ++superseded_ == many_superseded;
-      else
-        tell = last_told_ != report.state;
-      if (tell) last_told_ = report.state;
-      if (redundant) superseded_ = 0;
+      since = newest_;
+      if (redundant) {
+        tell = std::exchange(told_, told::redundant) != told::redundant;
+        newest_ = of_save.step, without_ = 0, told_next_ = many;
+      } else if (++without_ == told_next_) {
+        without = without_, told_next_ *= many;
+        told_ = told::failed;
+      } else if (report.state == redundancy_state::failed) {
+        tell = std::exchange(told_, told::failed) != told::failed;
+      }
     }
     auto& to = services_->report();
-    if (report.state == redundancy_state::redundant)
+    if (redundant)
       to.redundant(of_save, tell);
-    else if (tell && report.state == redundancy_state::failed)
-      to.warned("other ranks have no pieces of step " + std::to_string(of_save.step) +
-                ", and keep those of an earlier one; told once until a save gets its pieces: " + report.why);
-    else if (tell)
+    else if (without != 0)
       to.warned(
-          "no pieces were made of " + std::to_string(many_superseded) +
-          " saves, as newer ones came before all ranks had come to them: give partner_copies or parity a "
-          "larger `every`");
+          "the last " + std::to_string(without) + " saves that were due got no pieces on other ranks: " +
+          (since ? "a lost host costs all steps after " + std::to_string(*since)
+                 : std::string("no step would survive a lost host")) +
+          ". The last one: " +
+          (report.why.empty() ? "newer ones came before all ranks had come to it" : report.why) +
+          ". Where hosts or links are slow, give partner_copies or parity a larger `every`; where nothing "
+          "gets through, see whether the hosts reach the ports of each other");
+    else if (tell)
+      to.warned("step " + std::to_string(of_save.step) + " gets no pieces on other ranks; " +
+                (since ? "step " + std::to_string(*since) + " is the newest that survives a lost host"
+                       : std::string("no step survives a lost host")) +
+                ", until a save gets its pieces, which is told: " + report.why);
+  }
+  /// In a thread of the redundancy.
+  void apart(std::uint64_t saves, const std::string& why) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (told_ == told::failed) return;  // of the same cause
+    }
+    services_->report().warned(
+        "of the last " + std::to_string(saves) +
+        " saves this rank does not know whether all ranks hold them, so that older images stay, and a lost "
+        "host "
+        "may cost these steps: " +
+        why + ". See whether the hosts reach the ports of each other, and whether one of them is slow");
   }
 
   const std::shared_ptr<save_services> services_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<save_progress>> expected_;
-  redundancy_state last_told_ = redundancy_state::pending;  // of lines
-  int superseded_ = 0;
+  enum class told : std::uint8_t { nothing, redundant, failed } told_ = told::nothing;  // by a line, last
+  std::optional<std::int64_t> newest_;  // step that is redundant
+  std::uint64_t without_ = 0;           // saves since
+  std::uint64_t told_next_ = many;
   const owned<redundant_saves> redundancy_;  // last: its threads use the rest
 };
 

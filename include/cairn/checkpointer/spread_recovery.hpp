@@ -53,6 +53,10 @@ class spread_recovery {
   [[nodiscard]] bool find_other_sources(const held_step& which, deadline until);
   /// Where the save that was loaded came from, in words.
   [[nodiscard]] std::string sources(const held_step& which) const;
+  /// The job goes on, from the save that is held where it is not null: each place gives up the pieces of earlier runs that nobody
+  /// needs. Where the ranks have all pieces and images of a save, those of other saves but of `from`; else those of saves that
+  /// are lost in spite of them. Once, before the first save. No message. @throws storage_error
+  void give_up_old_pieces(const held_step* from);
   /// Whether this rank looks after its place. No message.
   [[nodiscard]] bool looks_after_place() const {
     return places_.empty() || tier_->first_rank() == group_.rank();
@@ -76,6 +80,7 @@ class spread_recovery {
   surveyed_places places_;
   std::vector<std::int32_t> rebuilt_;  // ranks whose images were made again, of rebuilt_of_
   std::optional<held_step> rebuilt_of_;
+  bool gave_up_pieces_ = false;
   std::exception_ptr place_failure_;  // why this rank's place did not take an image
 };
 

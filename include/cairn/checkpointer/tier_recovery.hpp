@@ -81,6 +81,7 @@ class tier_recovery final : public tier_loads {
     note_loaded(step, from);
     try {
       tell_places(until);
+      spread_->give_up_old_pieces(from);
     } catch (...) {
       services_->report().warned("other hosts may still hold saves that are not loaded",
                                  std::current_exception());

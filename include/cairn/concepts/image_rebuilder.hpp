@@ -64,6 +64,8 @@ class image_rebuilder {
   /// read. @throws storage_error
   virtual void survey(const std::string& directory, std::vector<surveyed_save>& saves,
                       std::vector<std::string>& damaged) = 0;
+  /// Removes the pieces that a place has of a save of a run that has ended. @throws storage_error
+  virtual void remove_pieces(const std::string& directory, const surveyed_save& which) = 0;
   /// Why the image of this rank cannot be rebuilt, in a sentence; empty: it can, as far as records tell.
   [[nodiscard]] virtual std::string obstacle(const surveyed_save& all, std::int32_t lost) = 0;
   /// What this place gives to others.

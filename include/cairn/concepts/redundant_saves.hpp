@@ -57,6 +57,9 @@ class redundant_saves {
                     std::chrono::nanoseconds timeout, deadline until) = 0;
   /// Calls `call`, which must not throw, when a save of which hold() was true has ended. Any thread. Before the first hold().
   virtual void when_ended(callback<void(std::uint64_t save_count, const redundancy_report&)> call) = 0;
+  /// Calls `call`, which must not throw, when this rank has not learned of so many saves in a row whether all ranks hold them, with a
+  /// sentence about the last one; again each time that they are eight times as many. Any thread. Before the first hold().
+  virtual void when_apart(callback<void(std::uint64_t saves, const std::string& why)> call) = 0;
   /// This rank holds a save. Returns at once; whether the save is one of those that get pieces. One thread at a time, in
   /// the order of saves. Not before open().
   virtual bool hold(const held_step& which) = 0;

@@ -2,10 +2,12 @@
 #pragma once
 #include <cairn/concepts/any_peer_link.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/system/callback.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace cairn {
 inline namespace v1 {
@@ -25,6 +27,8 @@ class held_votes {
   /// Ends what is under way.
   ~held_votes();
 
+  /// See redundant_saves. Before the first hold().
+  void when_apart(callback<void(std::uint64_t saves, const std::string& why)> call);
   /// This rank holds a save. Returns at once. One thread at a time, in the order of saves.
   void hold(const held_step& which);
   /// Sees to it that the plan of a save that this rank holds is in its place. False where it holds it no more. Any thread.

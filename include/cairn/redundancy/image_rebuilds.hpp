@@ -19,6 +19,7 @@ class redundancy_rebuilder final : public image_rebuilder {
   explicit redundancy_rebuilder(any_redundancy by) : by_(std::move(by)) {}
   void survey(const std::string& directory, std::vector<surveyed_save>& saves,
               std::vector<std::string>& damaged) override;
+  void remove_pieces(const std::string& directory, const surveyed_save& which) override;
   [[nodiscard]] std::string obstacle(const surveyed_save& all, std::int32_t lost) override;
   [[nodiscard]] std::unique_ptr<rebuild_sources> sources(const std::string& directory,
                                                          const surveyed_save& all) override;

@@ -241,6 +241,29 @@ CAIRN_BODY bool spread_recovery::find_other_sources(const held_step& which, dead
   return now != nullptr && contains(found(), held_step_of(*now));
 }
 
+CAIRN_BODY void spread_recovery::give_up_old_pieces(const held_step* from) {
+  if (rebuilder_ == nullptr || places_.empty() || std::exchange(gave_up_pieces_, true)) return;
+  if (!looks_after_place()) return;
+  const auto there = found();
+  const auto is_there = [&](const surveyed_save& s) { return contains(there, held_step_of(s)); };
+  const auto has_all_pieces = [&](const surveyed_save& s) {
+    std::int32_t next = 0;  // they ascend by rank
+    for (const auto& piece : s.pieces) next += piece.rank == next;
+    return next == s.world_size && is_there(s) && lost_of(s).empty();
+  };
+  const surveyed_save* redundant = nullptr;
+  for (const auto& save :
+       places_.saves()) {  // ascending; what is newer than the one that was loaded is given up
+    if (from != nullptr && has_all_pieces(save)) redundant = &save;
+    if (from != nullptr && is_of_step(save, *from)) break;
+  }
+  for (const auto& save : places_.saves()) {
+    const bool stays = (from != nullptr && is_of_step(save, *from)) ||
+                       (redundant != nullptr ? save.is_same_save(*redundant) : is_there(save));
+    if (!stays && !save.pieces.empty()) rebuilder_->remove_pieces(tier_->directory(), save);
+  }
+}
+
 CAIRN_BODY std::string spread_recovery::sources(const held_step& which) const {
   const auto* const save = find(which);
   if (save == nullptr) return {};

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -38,6 +39,7 @@ struct held_votes::state {
   };
   static constexpr std::size_t max_waiting = 64;
   static constexpr std::size_t max_plans = 8;
+  static constexpr std::uint64_t many_apart = 8;
 
   state(any_peer_link& to, std::shared_ptr<spread_tier> of, std::int32_t where,
         std::chrono::nanoseconds longest, std::chrono::nanoseconds block)
@@ -95,6 +97,7 @@ struct held_votes::state {
 
   void take_end(vote now, save_votes::outcome end) {
     if (end == save_votes::outcome::complete) {
+      apart = 0, told_next = many_apart;
       tier->held_by_all(now.which);
       newest_complete = std::move(now.pinned);
     } else if (end == save_votes::outcome::unknown) {
@@ -116,11 +119,21 @@ struct held_votes::state {
       have_plan(pinned->plan_digest, until);
       const auto end = votes.agree(generation, until);
       take_end({.which = which, .pinned = std::move(*pinned)}, end);
+      if (end != save_votes::outcome::complete)
+        stays_apart(end == save_votes::outcome::given_up ? "another rank gave it up"
+                                                         : "it was not told in time");
     } catch (const passed_over&) {
       votes.tell_gave_up(generation, true);
-    } catch (...) {  // the save is held as it is, and older ones stay
+      stays_apart("a newer one came before, or what became of an earlier one is not known yet");
+    } catch (const std::exception& e) {  // the save is held as it is, and older ones stay
       votes.tell_gave_up(generation, false);
+      stays_apart(e.what());
     }
+  }
+  void stays_apart(const std::string& why) {
+    if (ended.load(std::memory_order_acquire) || ++apart != told_next) return;
+    told_next *= many_apart;
+    if (told) told(apart, why);
   }
   void run() {
     for (;;) {
@@ -151,7 +164,11 @@ struct held_votes::state {
   std::mutex plan_mutex;
   std::deque<offered_plan> plans;
 
+  callback<void(std::uint64_t, const std::string&)> told;
+
   // Of the thread.
+  std::uint64_t apart = 0;  // saves since the last of which all ranks hold theirs
+  std::uint64_t told_next = many_apart;
   pinned_save newest_complete;
   std::optional<vote> unknown;
   save_votes votes;
@@ -175,6 +192,9 @@ CAIRN_BODY void held_votes::stop() noexcept {
     state_->ended.store(true, std::memory_order_release);
   }
   state_->changed.notify_all();
+}
+CAIRN_BODY void held_votes::when_apart(callback<void(std::uint64_t, const std::string&)> call) {
+  state_->told = std::move(call);
 }
 CAIRN_BODY bool held_votes::have_plan(const held_step& which) {
   const auto pinned = state_->tier->pin(which);

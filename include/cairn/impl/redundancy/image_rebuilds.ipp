@@ -60,6 +60,17 @@ CAIRN_BODY void redundancy_rebuilder::survey(const std::string& directory, std::
   }
 }
 
+CAIRN_BODY void redundancy_rebuilder::remove_pieces(const std::string& directory,
+                                                    const surveyed_save& which) {
+  tier_files files;
+  for (const auto& each : names_in_tier(directory)) {
+    const auto name = parse_kept_name(each);
+    if (!name || !names_save(*name, which)) continue;
+    files.remove(directory + "/" + each);  // before what it names
+    files.remove(directory + "/" + piece_name(name->rank, name->slot));
+  }
+}
+
 CAIRN_BODY std::string redundancy_rebuilder::obstacle(const surveyed_save& all, std::int32_t lost) {
   try {
     const auto set = set_left(all, by_, lost);

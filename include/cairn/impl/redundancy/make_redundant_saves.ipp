@@ -61,6 +61,9 @@ class redundancy_by_links final : public redundant_saves {
           told(save_count, report);
         });
   }
+  void when_apart(callback<void(std::uint64_t, const std::string&)> call) override {
+    votes_->when_apart(std::move(call));
+  }
   bool hold(const held_step& which) override {
     const std::lock_guard lock(mutex_);
     if (engine_ == nullptr) return false;
