@@ -239,6 +239,9 @@ inline int complain(const char* program, std::size_t rank) {
   return 1;
 }
 
+/// The exception was told.
+struct told_failure {};
+
 /// One rank from its beginning to its end; returns the status of its process.
 /// @param connect gives a communicator of the ranks, for one use: what two parts of the program say to their
 /// like on the other ranks must not mix. All ranks call it in the same order
@@ -274,8 +277,9 @@ int run_rank(const run_options& options, std::size_t rank,
       step = train<Platform>(options, others, run, state, checkpointer, stop, kill.get(), lines.get());
     } catch (...) {
       // Now, not later: the checkpointer ends only when its last save has, and that may wait for a rank that
-      // is gone.
-      return complain(Platform::program, rank);
+      // is gone. It ends as one that an exception passes: its last save is given up, and nobody wonders why.
+      complain(Platform::program, rank);
+      throw told_failure();
     }
     if (step < options.steps) {
       if (lines)
@@ -293,6 +297,8 @@ int run_rank(const run_options& options, std::size_t rank,
     if (options.sample > 0)
       std::printf("%s\n", sample(run.net(), run.generator(), "The ", options.sample).c_str());
     return 0;
+  } catch (const told_failure&) {
+    return 1;
   } catch (...) {
     return complain(Platform::program, rank);
   }

@@ -130,7 +130,17 @@ inline load_verdict agree_on_load(collectives& group, const std::exception_ptr& 
                                                       function_ref<std::vector<std::byte>()> read,
                                                       deadline until) {
   if (group.size() == 1) return read();
-  return group.broadcast(0, group.rank() == 0 ? collective_input::from(read) : collective_input(), until);
+  if (group.rank() == 0) return group.broadcast(0, collective_input::from(read), until);
+  try {
+    return group.broadcast(0, collective_input(), until);
+  } catch (const timeout_error& e) {
+    if (e.fields().rank != 0) throw;
+    fail(e.id(),
+         e.message() +
+             "; what all ranks need from the store, rank 0 reads: it waits as long as the "
+             "store does not answer there",
+         e.fields());
+  }
 }
 
 }  // namespace detail

@@ -7,6 +7,7 @@
 #include <cairn/model/record.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/late_notice.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -43,6 +44,9 @@ inline void probe_shared_store(collectives& group, any_writer& writer, const run
                                event_reporter& reporter) {
   if (!writer.tests_store()) return;
   const auto self_test = [&] {
+    const late_notice waits(std::chrono::seconds(5), [&] {
+      reporter.warned("waits for the store to answer, before the job begins: " + store);
+    });
     const auto tested = writer.test_store();
     judge_store_test(tested, store, reporter);
     return std::vector<std::byte>{std::byte{tested.single_writer}};
