@@ -14,6 +14,9 @@
 //       agree       resume() until the state is read: what there is, which step, what is lost is made again
 //       read        the state
 //       first step  until that step is held
+//   goodput: only with --goodput MINUTES. The same job, with steps of --step-seconds, in which a device would compute; every 30 s
+//     a rank is killed, or a host with its tier. How many steps all ranks hold at the end, against as many as they make in that
+//     time when nobody disturbs them. A step is lost that all ranks held, and that is computed again.
 #include <cairn/cairn.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/comm/socket_communicator.hpp>
@@ -50,6 +53,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -74,6 +78,9 @@ struct recovery_options {
   std::uint64_t chain_bytes = std::uint64_t{16} << 20;
   int pairs = 7;
   int kills = 3;
+  double goodput_minutes = 0;
+  double step_seconds = 0.5;
+  std::uint64_t seed = 1;
   std::string only;
   std::string memory = "/dev/shm";
   std::string json;
@@ -133,6 +140,7 @@ auto make_rank(const memory_directory& place, int host, int rank, int ranks, con
   return checkpointer{file_store{place.store()},
                       local_tier{place.host(host), {.keep = keep, .copy = {.threads = 1}}},
                       persist{.every = persist_every},
+                      keep_last(1),
                       std::move(by),
                       tls_links{{.address = "127.0.0.1"}},
                       socket_communicator(socket_job::in_file(place.meeting(meeting), rank, ranks),
@@ -440,52 +448,64 @@ class chain {
   void measure(cairn_bench::report& out) {
     start();
     for (const bool whole_host : {false, true}) {
-      std::array<std::vector<double>, 7> parts;
-      std::vector<double> lost;
+      fault_times times;
       for (int i = 0; i < o_.kills; ++i) {
         await_step(least(&chain_words::of_rank::resumed) + 6);
-        const int host = (i + 1) % chain_hosts;
-        std::int64_t newest = INT64_MAX;  // that all ranks had
-        const auto killed = steady_now();
-        for (const int rank : {2 * host, 2 * host + 1}) {
-          if (!whole_host && rank % 2 == 0) continue;
-          ::kill(pids_[static_cast<std::size_t>(rank)], SIGKILL);
-        }
-        for (const auto& r : words_->ranks) newest = std::min(newest, r.held.load());
-        for (auto& pid : pids_) ::waitpid(std::exchange(pid, 0), nullptr, 0);
-        const auto ended = steady_now();
-        std::int64_t told = killed;
-        for (const auto& r : words_->ranks) told = std::max(told, r.detected.load());
-        if (whole_host) fs::remove_all(place_.host(host));
-        const auto again = steady_now();
-        start();
-        await_step(0);
-        const auto& w = *words_;
-        double read = 0;
-        for (const auto& r : w.ranks) read = std::max(read, r.read.load());
-        const auto built = most(&chain_words::of_rank::built);
-        const auto loaded = most(&chain_words::of_rank::loaded);
-        const auto first = most(&chain_words::of_rank::first_held);
-        const auto seconds = [](std::int64_t from, std::int64_t to) {
-          return static_cast<double>(to - from) * 1e-9;
-        };
-        parts[0].push_back(seconds(killed, told));
-        parts[1].push_back(seconds(told, ended));
-        parts[2].push_back(seconds(again, built));
-        parts[3].push_back(seconds(built, loaded) - read);
-        parts[4].push_back(read);
-        parts[5].push_back(seconds(loaded, first));
-        parts[6].push_back(seconds(killed, ended) + seconds(again, first));
-        lost.push_back(static_cast<double>(newest - least(&chain_words::of_rank::resumed)));
+        times.add(disturb(2 * ((i + 1) % chain_hosts) + 1, whole_host));
       }
-      const auto name = std::string("chain/8 processes of ") + cairn_bench::size_text(o_.chain_bytes) +
-                        " as 4 hosts/" + (whole_host ? "a host and its tier" : "one rank") + "/";
-      constexpr std::array names{"detect", "end", "start", "agree", "read", "first step", "all"};
-      for (std::size_t i = 0; i < names.size(); ++i)
-        out.add(name + names[i], cairn_bench::samples(parts[i]), "s");
-      out.add(name + "steps lost", cairn_bench::samples(lost), "");
+      times.tell(out, "chain/" + job_text(), whole_host);
     }
     end_all();
+  }
+
+  /// `minutes` with a fault every 30 s, after a thirtieth of that without.
+  void measure_goodput(cairn_bench::report& out) {
+    step_seconds_ = o_.step_seconds;
+    std::mt19937_64 random(o_.seed);
+    const auto below = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
+    start();
+    await_step(4);
+    const auto pass = [&](std::int64_t until) {
+      while (steady_now() < until) {
+        need(nobody_ended(), "a rank ended");
+        ::usleep(2000);
+      }
+    };
+    constexpr double second = 1e9;
+    const auto length = static_cast<std::int64_t>(o_.goodput_minutes * 60 * second);
+    /// From the moment at which all hold a step to that at which they hold another: steps a second.
+    const auto at_a_step = [&] {
+      const auto step = least(&chain_words::of_rank::held);
+      await_step(step + 1);
+      return std::pair(step + 1, steady_now());
+    };
+    const auto [first, since] = at_a_step();
+    pass(since + std::max(length / 30, std::int64_t{10'000'000'000}));
+    const auto [last, until] = at_a_step();
+    const auto undisturbed =
+        static_cast<double>(last - first) / (static_cast<double>(until - since) / second);
+
+    std::array<fault_times, 2> times;
+    constexpr std::int64_t between = 30'000'000'000;
+    for (std::int64_t at = until + between / 2; at < until + length; at += between) {
+      pass(at + below(1000) * std::int64_t{1'000'000});
+      const bool whole_host = below(2) == 0;
+      const auto took = disturb(below(chain_ranks), whole_host);
+      times[whole_host ? 1 : 0].add(took);
+      std::fprintf(stderr, "%5.0f s: %s; %.2f s, %.0f steps lost\n",
+                   static_cast<double>(steady_now() - until) / second, whole_host ? "a host" : "a rank",
+                   took.back(), took.front());
+    }
+    pass(until + length);
+    const auto end = steady_now();
+    const auto done = least(&chain_words::of_rank::held) - last;
+    end_all();
+    const auto name = "goodput/" + job_text();
+    for (const bool whole_host : {false, true})
+      if (!times[whole_host ? 1 : 0].empty()) times[whole_host ? 1 : 0].tell(out, name, whole_host);
+    out.add_against(name + "/steps done, against an undisturbed run",
+                    cairn_bench::samples({static_cast<double>(done)}), "",
+                    undisturbed * static_cast<double>(end - until) / second, cairn_bench::at_least(0.977));
   }
 
  private:
@@ -494,6 +514,62 @@ class chain {
       if (pid > 0) ::kill(pid, SIGKILL);
     for (auto& pid : pids_)
       if (pid > 0) ::waitpid(std::exchange(pid, 0), nullptr, 0);
+  }
+  /// What became of one fault: how many steps were lost, then the seconds of each part, then of all.
+  using fault = std::array<double, 8>;
+  class fault_times {
+   public:
+    void add(const fault& one) {
+      for (std::size_t i = 0; i < one.size(); ++i) parts_[i].push_back(one[i]);
+    }
+    [[nodiscard]] bool empty() const { return parts_[0].empty(); }
+    void tell(cairn_bench::report& out, const std::string& job, bool whole_host) const {
+      const auto name = job + "/" + (whole_host ? "a host and its tier" : "one rank") + "/";
+      constexpr std::array names{"detect", "end", "start", "agree", "read", "first step", "all"};
+      for (std::size_t i = 0; i < names.size(); ++i)
+        out.add(name + names[i], cairn_bench::samples(parts_[i + 1]), "s");
+      out.add_against(name + "steps lost", cairn_bench::samples(parts_[0]), "", 1, cairn_bench::at_most(1));
+    }
+
+   private:
+    std::array<std::vector<double>, 8> parts_;
+  };
+  [[nodiscard]] std::string job_text() const {
+    return "8 processes of " + cairn_bench::size_text(o_.chain_bytes) + " as 4 hosts";
+  }
+  /// Kills a rank, or its host with the tier, and waits until all hold the next step.
+  fault disturb(int rank, bool whole_host) {
+    const int host = rank / 2;
+    std::int64_t newest = INT64_MAX;  // that all ranks had
+    const auto killed = steady_now();
+    for (const int each : {2 * host, 2 * host + 1})
+      if (whole_host || each == rank) ::kill(pids_[static_cast<std::size_t>(each)], SIGKILL);
+    for (const auto& r : words_->ranks) newest = std::min(newest, r.held.load());
+    for (auto& pid : pids_) ::waitpid(std::exchange(pid, 0), nullptr, 0);
+    const auto ended = steady_now();
+    std::int64_t told = killed;
+    for (const auto& r : words_->ranks) told = std::max(told, r.detected.load());
+    if (whole_host) fs::remove_all(place_.host(host));
+    const auto again = steady_now();
+    start();
+    await_step(0);
+    const auto& w = *words_;
+    double read = 0;
+    for (const auto& r : w.ranks) read = std::max(read, r.read.load());
+    const auto built = most(&chain_words::of_rank::built);
+    const auto loaded = most(&chain_words::of_rank::loaded);
+    const auto first = most(&chain_words::of_rank::first_held);
+    const auto seconds = [](std::int64_t from, std::int64_t to) {
+      return static_cast<double>(to - from) * 1e-9;
+    };
+    return {static_cast<double>(newest - least(&chain_words::of_rank::resumed)),
+            seconds(killed, told),
+            seconds(told, ended),
+            seconds(again, built),
+            seconds(built, loaded) - read,
+            read,
+            seconds(loaded, first),
+            seconds(killed, ended) + seconds(again, first)};
   }
   void start() {
     ++lives_;
@@ -532,17 +608,20 @@ class chain {
       word.resumed = step;
       save_handle before;
       for (++step;; ++step) {
-        mine.train(static_cast<std::uint64_t>(step));
-        ::usleep(20'000);  // what a device would compute
-        const auto save = ckpt.save(mine.state(), step);
-        ckpt.before_update();
-        save.wait_held();
-        if (word.first_held == 0) word.first_held = steady_now();
-        word.held = step;
+        // What a device would compute. Meanwhile the step before becomes redundant: so a lost host costs one at most.
+        const auto computed = steady_now() + static_cast<std::int64_t>(step_seconds_ * 1e9);
+        if (before.valid()) {
+          before.wait_held();
+          if (word.first_held == 0) word.first_held = steady_now();
+          word.held = step - 1;
+          static_cast<void>(before.wait_redundant(std::chrono::seconds(10)));
+        }
+        if (const auto left = computed - steady_now(); left > 0)
+          ::usleep(static_cast<::useconds_t>(left / 1000));
         static_cast<void>(ckpt.any_rank(false));  // as the sum of gradients
-        // Nothing older than the step before is what a lost host costs.
-        if (before.valid()) static_cast<void>(before.wait_redundant(std::chrono::seconds(10)));
-        before = save;
+        ckpt.before_update();
+        mine.train(static_cast<std::uint64_t>(step));
+        before = ckpt.save(mine.state(), step);
       }
     } catch (const error&) {
       word.detected = steady_now();
@@ -566,12 +645,18 @@ class chain {
     const auto until = deadline::in(std::chrono::minutes(2));
     while (least(&chain_words::of_rank::held) < step) {
       need(!until.passed(), "the job does not come to its next step");
-      for (const auto pid : pids_) need(::waitpid(pid, nullptr, WNOHANG) == 0, "a rank ended");
+      need(nobody_ended(), "a rank ended");
       ::usleep(1000);
     }
   }
 
+  [[nodiscard]] bool nobody_ended() const {
+    return std::all_of(pids_.begin(), pids_.end(),
+                       [](auto pid) { return ::waitpid(pid, nullptr, WNOHANG) == 0; });
+  }
+
   const recovery_options& o_;
+  double step_seconds_ = 0.02;
   memory_directory place_;
   chain_words* words_ = nullptr;
   std::array<::pid_t, chain_ranks> pids_{};
@@ -597,6 +682,12 @@ int main(int argc, char** argv) {
   size("--chain-bytes", o.chain_bytes, "Size of the state of each of eight processes");
   app.add_option("--pairs", o.pairs, "Turns of ours and the hand-written twin")->check(CLI::Range(1, 1000));
   app.add_option("--kills", o.kills, "Kills of a rank, and of a host")->check(CLI::Range(1, 1000));
+  app.add_option("--goodput", o.goodput_minutes,
+                 "Nothing but a run of so many minutes with a fault every 30 s")
+      ->check(CLI::Range(0.5, 1e5));
+  app.add_option("--step-seconds", o.step_seconds, "What a device takes for a step of that run")
+      ->check(CLI::Range(0.001, 1e3));
+  app.add_option("--seed", o.seed, "Of the faults of that run");
   app.add_option("--only", o.only, "One part alone")
       ->check(CLI::IsMember({"local", "partner", "parity", "chain"}));
   app.add_option("--memory", o.memory, "A directory of a tmpfs, with room for eighteen images")
@@ -605,7 +696,9 @@ int main(int argc, char** argv) {
                  "File for the figures: an array of {name, value, unit, against, ratio, ...}");
   return cairn_bench::run_program(app, argc, argv, [&] {
     cairn_bench::report out("recovery");
-    const auto wanted = [&](const char* part) { return o.only.empty() || o.only == part; };
+    const auto wanted = [&](const char* part) {
+      return o.goodput_minutes == 0 && (o.only.empty() || o.only == part);
+    };
     if (wanted("local")) measure_local(out, o);
     for (const auto protect : {socket_protection::plaintext, socket_protection::encrypted}) {
       if (wanted("partner")) measure_lost(out, o, "partner", partner_copies{}, 2, protect, 0.8);
@@ -615,6 +708,7 @@ int main(int argc, char** argv) {
 #endif
     }
     if (wanted("chain")) chain(o).measure(out);
+    if (o.goodput_minutes > 0) chain(o).measure_goodput(out);
     out.write(o.json);
   });
 }
