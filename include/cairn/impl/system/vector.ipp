@@ -3,6 +3,7 @@
 #include <cairn/system/vector.hpp>
 
 #include <cstring>
+#include <new>
 
 namespace cairn {
 inline namespace v1 {
@@ -15,10 +16,13 @@ CAIRN_BODY void vector_memory::swap(vector_memory& other) noexcept {
   other.items_ = items, other.size_ = size, other.capacity_ = capacity;
 }
 
-CAIRN_BODY void vector_memory::grow(std::size_t count, std::size_t element_size, relocation relocate) {
+[[gnu::noinline]] CAIRN_BODY void vector_memory::grow(std::size_t count, std::size_t element_size,
+                                                      relocation relocate) {
   const auto twice = size_ * 2;
   const auto capacity = count < twice ? twice : count;
-  void* const items = ::operator new(capacity* element_size);
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(capacity, element_size, &bytes)) throw std::bad_array_new_length();
+  void* const items = ::operator new(bytes);
   if (relocate)
     relocate(items, items_, size_);
   else if (size_ > 0)
