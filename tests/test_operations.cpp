@@ -3,7 +3,10 @@
 // What an operator needs: permission bits; limits of the process and the file system, which errors name; the
 // request to stop; the interval of saves.
 #include <cairn/cairn.hpp>
+#include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/comm/thread_communicator.hpp>
 #include <cairn/stores/basic_file_store.hpp>
+#include <cairn/system/late_notice.hpp>
 
 #include "support/faulty_file_system.hpp"
 #include "support/faulty_store.hpp"
@@ -21,6 +24,7 @@
 #include <paths.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -409,6 +413,44 @@ TEST_CASE("threads of the library leave signals to the program, but for faults o
   for (const int request : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD, SIGALRM})
     CHECK(sigismember(&blocked, request) == 1);
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) CHECK(sigismember(&blocked, fault) == 0);
+}
+
+TEST_CASE("what takes long is told, once, and what ends before that is not") {
+  std::atomic<int> told{0};
+  const auto tell = [&] {
+    ++told;
+    told.notify_all();
+  };
+  {
+    const cairn::detail::late_notice late(std::chrono::milliseconds(1), tell);
+    told.wait(0);
+  }
+  CHECK(told == 1);
+  { const cairn::detail::late_notice soon(std::chrono::hours(1), tell); }
+  CHECK(told == 1);
+}
+TEST_CASE("ranks that wait in vain for what rank 0 reads for all say that the store may be why") {
+  const cairn::thread_group group(2);
+  std::promise<void> told;
+  std::thread waits([&] {
+    cairn::collectives job{group.communicator(1)};
+    const auto why = error_of([&] {
+      static_cast<void>(cairn::detail::read_once(
+          job, [] { return std::vector<std::byte>(); }, cairn::deadline::in(std::chrono::milliseconds(20))));
+    });
+    CHECK(why.starts_with("timeout.peer|"));
+    CHECK(why.find("as long as the store does not answer") != std::string::npos);
+    told.set_value();
+  });
+  cairn::collectives job{group.communicator(0)};
+  const auto answer = [&] {
+    told.get_future().wait();
+    return std::vector<std::byte>();
+  };
+  static_cast<void>(error_of([&] {
+    static_cast<void>(cairn::detail::read_once(job, answer, cairn::deadline::in(std::chrono::minutes(1))));
+  }));
+  waits.join();
 }
 
 TEST_CASE("stop_signal notes number, time and count; the former handlers are not called, and come back") {
