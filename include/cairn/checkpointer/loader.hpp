@@ -56,7 +56,7 @@ class loader {
                    load_request request) {
     services_->reader().expect_reads();
     load_report report;
-    const auto verdict = attempt(planner, state, step, std::move(request), report, nullptr);
+    const auto verdict = attempt(planner, state, step, std::move(request), report, false);
     if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
     has_loaded(step, report);
     return report;
@@ -71,7 +71,7 @@ class loader {
     if (saved_.begun()) remember_saved(planner, state, run, std::exchange(saved_, {}));
     const auto until = deadline::in(options_.timeout);
     for (;;) {
-      const auto opened = step ? fetch(*step, nullptr) : fetch_newest(until);
+      const auto opened = step ? fetch(*step, false) : fetch_newest(until);
       refresh_report report;
       report.step = opened.step;
       const auto failure = refresh_from(planner, state, opened, request, report);
@@ -111,17 +111,17 @@ class loader {
                                   },
                                   peers()),
                               &crash_looping);
-    std::string reasons;  // what the tier cannot read, first
-    std::vector<held_step> held;
+    std::string reasons;             // what the tier cannot read, first
+    std::vector<std::int64_t> held;  // by the tier, ascending; a step again for each save of it
     if (among == nullptr && tier_ != nullptr) held = tier_->find(steps, reasons, peers());
     std::size_t refused = 0;  // of the tier
     int tries_of_step = 0;
     constexpr int max_tries_of_step = 8;
     const auto with_held = [&](std::vector<std::int64_t> all) {
-      for (const auto& h : held) {
+      for (const auto step : held) {
         auto at = all.end();
-        while (at != all.begin() && at[-1] > h.step) --at;
-        if (at == all.begin() || at[-1] != h.step) all.insert(at, h.step);
+        while (at != all.begin() && at[-1] > step) --at;
+        if (at == all.begin() || at[-1] != step) all.insert(at, step);
       }
       return all;
     };
@@ -139,16 +139,12 @@ class loader {
       if (!step) break;
       found = true;
       load_report report;
-      held_step tried;
-      bool from_tier = false;
-      for (const auto& h : held)
-        if (h.step == *step) tried = h, from_tier = true;  // the newest of that step is the last
+      const bool from_tier = has_step(held, *step);
       checkpoint_lease lease;
-      const auto verdict =
-          attempt_to_resume(planner, state, *step, report, from_tier ? &tried : nullptr, lease);
+      const auto verdict = attempt_to_resume(planner, state, *step, report, from_tier, lease);
       if (verdict.outcome == load_outcome::loaded) {
-        if (from_tier) report.sources = tier_->sources(tried);
-        if (tier_ != nullptr) tier_->loaded(*step, from_tier ? &tried : nullptr, peers());
+        if (from_tier) report.sources = tier_->sources(*step);
+        if (tier_ != nullptr) tier_->loaded(*step, from_tier, peers());
         report.from_tier = from_tier;
         store_has_resumed_ = !from_tier || has_step(steps, *step);
         services_->set_base_step(*step, std::move(lease));
@@ -163,14 +159,17 @@ class loader {
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&
-          tier_->find_other_sources(tried, deadline::in(options_.timeout))) {
+          tier_->find_other_sources(*step, deadline::in(options_.timeout))) {
         services_->report().fell_back(*step, "as it was read first, and is tried with other sources: " + why);
         continue;
       }
       tries_of_step = 0;
       if (from_tier) {  // the store may have it
-        std::erase(held, tried);
-        tier_->refused(tried);
+        auto tried = held.end();
+        while (*--tried != *step) {
+        }
+        held.erase(tried);
+        tier_->refused(*step);
         ++refused;
         services_->report().fell_back(*step, "as the local tier holds it: " + why);
         continue;
@@ -196,7 +195,7 @@ class loader {
                "another directory to begin anew: " +
                reasons);
     store_has_resumed_ = true;
-    if (among == nullptr && tier_ != nullptr) tier_->loaded(std::nullopt, nullptr, peers());
+    if (among == nullptr && tier_ != nullptr) tier_->loaded(std::nullopt, false, peers());
     return std::nullopt;
   }
 
@@ -226,7 +225,7 @@ class loader {
     request.rank = group_.rank();
     request.world_size = group_.size();
     request.strict = false;
-    const auto opened = fetch(step, nullptr);
+    const auto opened = fetch(step, false);
     std::exception_ptr failure;
     try {
       read_one_item(services_->reader(), name, step, opened.manifest, type, request, options_, allocate);
@@ -292,7 +291,7 @@ class loader {
     return decode_steps(listed);
   }
   load_verdict attempt_to_resume(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                                 load_report& report, const held_step* held, checkpoint_lease& lease) {
+                                 load_report& report, bool held, checkpoint_lease& lease) {
     try {
       return attempt(planner, state, step, {}, report, held, &lease);
     } catch (const peer_error&) {
@@ -309,12 +308,12 @@ class loader {
     std::vector<std::byte> manifest;
     checkpoint_lease lease;  ///< of rank 0, for all of them
   };
-  /// `held`: the save that the tier holds; null: the checkpoint of the store. Collective.
-  fetched_checkpoint fetch(std::int64_t step, const held_step* held) {
+  /// `held`: the save that the tier holds, not the checkpoint of the store. Collective.
+  fetched_checkpoint fetch(std::int64_t step, bool held) {
     fetched_checkpoint c;
     c.step = step;
-    if (held != nullptr) {
-      c.manifest = tier_->manifest(*held, peers(), deadline::in(options_.timeout));
+    if (held) {
+      c.manifest = tier_->manifest(step, peers(), deadline::in(options_.timeout));
       return c;
     }
     c.manifest = read_once(
@@ -358,7 +357,7 @@ class loader {
   /// What load() and refresh() do when all ranks have succeeded.
   void has_loaded(std::int64_t step, const load_report& report) {
     services_->set_base_step(step);
-    if (tier_ != nullptr) tier_->loaded(step, nullptr, peers());
+    if (tier_ != nullptr) tier_->loaded(step, false, peers());
     services_->report().loaded(step, report);
     report_kept_items(report, step);
   }
@@ -443,7 +442,7 @@ class loader {
   }
   /// See fetch(). `lease` takes over that of the checkpoint.
   load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                       load_request request, load_report& report, const held_step* held,
+                       load_request request, load_report& report, bool held,
                        checkpoint_lease* lease = nullptr) {
     request.rank = group_.rank();
     request.world_size = group_.size();
@@ -454,8 +453,7 @@ class loader {
     try {
       // What the tier of one host holds is read without messages: a rank that cannot leaves none of them waiting.
       report = load_part(planner, state, step, opened.manifest, request,
-                         held != nullptr ? tier_->reader(*held) : services_->reader(),
-                         held != nullptr && tier_->is_spread());
+                         held ? tier_->reader(step) : services_->reader(), held && tier_->is_spread());
     } catch (...) {
       failure = std::current_exception();
     }

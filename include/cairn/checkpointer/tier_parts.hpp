@@ -51,16 +51,18 @@ class tier_loads {
  public:
   virtual ~tier_loads() = default;
   [[nodiscard]] virtual bool is_spread() const noexcept = 0;
-  [[nodiscard]] virtual std::vector<held_step> find(const std::vector<std::int64_t>& stored,
-                                                    std::string& reasons, deadline until) = 0;
-  [[nodiscard]] virtual any_reader reader(const held_step& which) = 0;
-  [[nodiscard]] virtual std::vector<std::byte> manifest(const held_step& which, deadline until,
+  /// The steps of what may be resumed, ascending: a step again for each save of it. In the calls below a step stands for
+  /// the newest save of it that was not refused.
+  [[nodiscard]] virtual std::vector<std::int64_t> find(const std::vector<std::int64_t>& stored,
+                                                       std::string& reasons, deadline until) = 0;
+  [[nodiscard]] virtual any_reader reader(std::int64_t step) = 0;
+  [[nodiscard]] virtual std::vector<std::byte> manifest(std::int64_t step, deadline until,
                                                         deadline rebuilt_until) = 0;
-  [[nodiscard]] virtual bool find_other_sources(const held_step& which, deadline until) = 0;
-  virtual void refused(const held_step& which) = 0;
-  virtual void loaded(std::optional<std::int64_t> step, const held_step* from, deadline until) noexcept = 0;
+  [[nodiscard]] virtual bool find_other_sources(std::int64_t step, deadline until) = 0;
+  virtual void refused(std::int64_t step) = 0;
+  virtual void loaded(std::optional<std::int64_t> step, bool from_tier, deadline until) noexcept = 0;
   [[nodiscard]] virtual std::optional<tier_base> take_base() noexcept = 0;
-  [[nodiscard]] virtual std::string sources(const held_step& which) const = 0;
+  [[nodiscard]] virtual std::string sources(std::int64_t step) const = 0;
 };
 
 /// What a checkpointer with a tier has beside the others. Programs without one compile nothing of it: only the composition

@@ -43,40 +43,51 @@ class tier_recovery final : public tier_loads {
 
   /// What the tier holds of all its ranks and the job may resume, ascending by step; the same on all of ours.
   /// `stored`: the steps of the store, ascending. `reasons`: gets what cannot be read.
-  [[nodiscard]] std::vector<held_step> find(const std::vector<std::int64_t>& stored, std::string& reasons,
-                                            deadline until) override {
+  [[nodiscard]] std::vector<std::int64_t> find(const std::vector<std::int64_t>& stored, std::string& reasons,
+                                               deadline until) override {
     if (spread_ != nullptr) spread_->survey(reasons_here_, until);
     const auto bytes = read_once(
         group_, [&] { return look(stored); }, until);
     wire_reader in(bytes);
     reasons = in.get_string();
-    std::vector<held_step> held(in.get_count(36));
-    for (auto& h : held) h = get_held(in);
-    return held;
+    found_.resize(in.get_count(36));
+    std::vector<std::int64_t> steps;
+    for (auto& h : found_) {
+      h = get_held(in);
+      steps.push_back(h.step);
+    }
+    return steps;
   }
   /// A reader of a save that find() told.
-  [[nodiscard]] any_reader reader(const held_step& which) override {
+  [[nodiscard]] any_reader reader(std::int64_t step) override {
+    const auto& which = newest_of(step);
     return spread_ != nullptr ? spread_->reader(which) : tier_->reader(which);
   }
   /// The manifest of such a save, on all ranks; rebuilds images of it that are lost. Collective.
-  [[nodiscard]] std::vector<std::byte> manifest(const held_step& which, deadline until,
+  [[nodiscard]] std::vector<std::byte> manifest(std::int64_t step, deadline until,
                                                 deadline rebuilt_until) override {
+    const auto& which = newest_of(step);
     if (spread_ == nullptr)
       return read_once(
-          group_, [&] { return tier_->reader(which).fetch(which.step); }, until);
+          group_, [&] { return tier_->reader(which).fetch(step); }, until);
     spread_->make_complete(which, rebuilt_until);
     return spread_->manifest(which, until);
   }
   /// Such a save was not loaded, as something is damaged: whether there is another source of the same save now. Collective.
-  [[nodiscard]] bool find_other_sources(const held_step& which, deadline until) override {
-    return spread_ != nullptr && spread_->find_other_sources(which, until);
+  [[nodiscard]] bool find_other_sources(std::int64_t step, deadline until) override {
+    return spread_ != nullptr && spread_->find_other_sources(newest_of(step), until);
   }
   /// This save does not load.
-  void refused(const held_step& which) override { given_up_.push_back(which); }
+  void refused(std::int64_t step) override {
+    const auto& which = newest_of(step);
+    given_up_.push_back(which);
+    found_.erase(found_.begin() + (&which - found_.data()));
+  }
 
   /// The job goes on from this step of the store, or, `from`, of the tier; nothing: it begins. Collective where the tier
   /// is in several places.
-  void loaded(std::optional<std::int64_t> step, const held_step* from, deadline until) noexcept override {
+  void loaded(std::optional<std::int64_t> step, bool from_tier, deadline until) noexcept override {
+    const auto* const from = from_tier ? &newest_of(*step) : nullptr;
     if (spread_ == nullptr) return note_loaded(step, from);
     note_loaded(step, from);
     try {
@@ -92,11 +103,17 @@ class tier_recovery final : public tier_loads {
     return std::exchange(base_, std::nullopt);
   }
   /// Where the save that was loaded came from, in words; nothing where that is this host.
-  [[nodiscard]] std::string sources(const held_step& which) const override {
-    return spread_ != nullptr ? spread_->sources(which) : std::string();
+  [[nodiscard]] std::string sources(std::int64_t step) const override {
+    return spread_ != nullptr ? spread_->sources(newest_of(step)) : std::string();
   }
 
  private:
+  /// Of what find() told. @pre there is one
+  [[nodiscard]] const held_step& newest_of(std::int64_t step) const noexcept {
+    auto i = found_.size() - 1;
+    while (found_[i].step != step) --i;
+    return found_[i];
+  }
   void note_loaded(std::optional<std::int64_t> step, const held_step* from) noexcept {
     if (group_.rank() != 0) return;
     try {
@@ -222,6 +239,7 @@ class tier_recovery final : public tier_loads {
   collectives& group_;
   owned<spread_recovery> spread_;  // null: the tier is in one place
   std::string reasons_here_;
+  std::vector<held_step> found_;  // what find() told, without what was refused
   // Of rank 0.
   std::vector<held_step> held_;      // all, as they were found
   std::vector<held_step> given_up_;  // that are not loaded
