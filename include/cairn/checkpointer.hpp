@@ -168,6 +168,7 @@ class checkpointer : public checkpointer_base {
       parts.tier = detail::make_tier_parts<void>(tier, persisting, std::move(spread), std::move(redundant));
     }
     if constexpr (detail::count_of<role::options, P...> == 1) parts.apart = &detail::make_apart_layouts<void>;
+    if constexpr (Overlapped) parts.unconfirmed = &detail::make_unconfirmed_check<void>;
     if constexpr (detail::count_of<role::check, P...> == 1)
       if (detail::take<role::check, cairn::checked, P...>(arguments).on)
         parts.checks = &detail::make_copy_checks<void>;

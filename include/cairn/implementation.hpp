@@ -33,6 +33,7 @@
 #include <cairn/impl/checkpointer/rebuild_exchange.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
 #include <cairn/impl/checkpointer/surveyed_places.ipp>
+#include <cairn/impl/checkpointer/unconfirmed_check.ipp>
 #include <cairn/impl/comm/collectives.ipp>
 #include <cairn/impl/comm/single_process.ipp>
 #include <cairn/impl/comm/socket/socket_frame.ipp>

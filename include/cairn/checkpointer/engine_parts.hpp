@@ -22,11 +22,14 @@ namespace detail {
 
 class apart_layouts;
 class copy_checks;
+class unconfirmed_check;
 // See their pages.
 template <class>
 [[nodiscard]] owned<copy_checks> make_copy_checks();
 template <class>
 [[nodiscard]] owned<apart_layouts> make_apart_layouts();
+template <class>
+[[nodiscard]] owned<unconfirmed_check> make_unconfirmed_check();
 
 /// What a checkpointer is made of.
 struct engine_parts {
@@ -40,7 +43,8 @@ struct engine_parts {
   retention_policy keep;                ///< empty: everything stays
   retaining_maker retaining = nullptr;  ///< null: there is no policy
   bool overlapped = false;
-  owned<copy_checks> (*checks)() = nullptr;   ///< of checked{}; null: not asked for
+  owned<unconfirmed_check> (*unconfirmed)() = nullptr;  ///< of overlapped{}; null: not asked for
+  owned<copy_checks> (*checks)() = nullptr;             ///< of checked{}; null: not asked for
   owned<apart_layouts> (*apart)() = nullptr;  ///< of options with link_unchanged; null: not asked for
   std::shared_ptr<device_access> devices;     ///< null: the stager's, where it brings any
   group_parts group = {};

@@ -9,6 +9,7 @@
 #include <cairn/model/save_handle.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -28,15 +29,15 @@ namespace detail {
 /// confirmed. The thread of training, but for before_update().
 class unfinished_saves {
  public:
-  /// `checked`: copies are compared by other means. `options` outlive this.
-  unfinished_saves(const checkpointer_options& options, bool overlapped, bool checked, int rank,
-                   std::shared_ptr<save_services> services, std::shared_ptr<device_access> devices)
+  /// `check`: null where saves are not overlapped, or copies are compared by other means. `options` outlive this.
+  unfinished_saves(const checkpointer_options& options, bool overlapped, owned<unconfirmed_check> check,
+                   int rank, std::shared_ptr<save_services> services, std::shared_ptr<device_access> devices)
       : options_(options),
         overlapped_(overlapped),
-        checked_(checked),
         rank_(rank),
         services_(std::move(services)),
-        devices_(std::move(devices)) {}
+        devices_(std::move(devices)),
+        check_(std::move(check)) {}
 
   [[nodiscard]] const saves_under_way& all() const noexcept { return saves_; }
   /// Makes room, so that the next begin() throws nothing for want of memory.
@@ -50,7 +51,7 @@ class unfinished_saves {
   /// Before anything of a save is copied.
   void before_copying(const std::shared_ptr<const cached_plan>& planned,
                       const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
-    if (overlapped_ && !checked_) unconfirmed_check_.begin(planned, layout, sources);
+    if (check_ != nullptr) check_->begin(planned, layout, sources);
   }
   /// From here on the save is under way.
   void begin(const std::shared_ptr<save_progress>& save, const staged_image& image,
@@ -60,7 +61,7 @@ class unfinished_saves {
     saves_.add(save, deadline::in(c.longest()));
     if (!overlapped_) return;
     overlap_.arm(save, image, sources);
-    if (!checked_) unconfirmed_check_.keep();
+    if (check_ != nullptr) check_->keep();
   }
   /// A save whose memory is released already.
   void add_last(const std::shared_ptr<save_progress>& save) noexcept {
@@ -98,11 +99,11 @@ class unfinished_saves {
   /// before_update() for calls that tell nothing of what training did since the last overlapped save: where
   /// nobody confirmed it, and its memory is not what was copied, the save fails.
   void check_unconfirmed() {
-    if (overlapped_ && !checked_) {
+    if (check_ != nullptr) {
       const auto until = deadline::in(options_.timeout);
       const auto look = [&](const staged_image& image, const auto& waited_for) -> std::exception_ptr {
         try {
-          return unconfirmed_check_(image, waited_for, rank_, devices_.get(), until);
+          return check_->look(image, waited_for, rank_, devices_.get(), until);
         } catch (...) {
           services_->report().warned(
               "nobody could look whether memory was changed while an overlapped save copied it, which no "
@@ -166,7 +167,7 @@ class unfinished_saves {
   }
   /// check_unconfirmed() where the memory may be gone.
   void warn_unconfirmed() {
-    if (const auto save = overlap_.unconfirmed(); save != nullptr && !checked_)
+    if (const auto save = overlap_.unconfirmed(); save != nullptr && check_ != nullptr)
       services_->report().warned(
           "the checkpointer was destroyed after an overlapped save (step " +
           std::to_string(save->report().step) +
@@ -197,13 +198,12 @@ class unfinished_saves {
 
   const checkpointer_options& options_;
   const bool overlapped_;
-  const bool checked_;
   const int rank_;
   std::shared_ptr<save_services> services_;
   std::shared_ptr<device_access> devices_;
   saves_under_way saves_;
   update_barrier overlap_;
-  unconfirmed_check unconfirmed_check_;  // of the save that the gate holds
+  owned<unconfirmed_check> check_;  // of the save that the gate holds
 };
 
 }  // namespace detail

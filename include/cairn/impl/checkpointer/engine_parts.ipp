@@ -46,7 +46,10 @@ struct engine::inside {
         tier(std::move(parts.tier)),
         loads(services, group, options, devices,
               tier != nullptr ? tier->loads(services, group) : owned<tier_loads>(), parts.group.sharing),
-        saves(options, parts.overlapped, parts.checks != nullptr, group.rank(), services, devices),
+        saves(options, parts.overlapped,
+              parts.unconfirmed != nullptr && parts.checks == nullptr ? parts.unconfirmed()
+                                                                      : owned<unconfirmed_check>(),
+              group.rank(), services, devices),
         path(options, parts.overlapped, parts.checks != nullptr ? parts.checks() : owned<copy_checks>(),
              options.link_unchanged && parts.apart != nullptr ? parts.apart() : owned<apart_layouts>(), group,
              services, saves, place, std::move(parts.planners.save), std::move(parts.stager),
