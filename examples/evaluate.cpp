@@ -56,7 +56,10 @@ class evaluator {
         if (error.id() != cairn::error_id::storage_not_committed) throw;  // else it was removed: the next one
       }
     }
-    if (steps.why() == cairn::follow_end::trainer_gone) std::printf("the trainer has gone\n");
+    const auto why = steps.why();
+    if (why == cairn::follow_end::trainer_lost) std::printf("the trainer has died\n");
+    if (why == cairn::follow_end::trainer_ended || why == cairn::follow_end::trainer_gone)
+      std::printf("the trainer has gone\n");
   }
   void evaluate(std::int64_t step) {
     if (!net_) make_model(step);

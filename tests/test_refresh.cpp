@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -816,6 +817,64 @@ TEST_CASE("a wait ends: by its deadline, by the caller, and when the trainer has
   CHECK(end_of({.gone_after = none}) == cairn::follow_end::trainer_gone);
   CHECK(failure_of([&] { (void)ckpt.follow({.timeout = std::chrono::seconds(-1)}); }).id() ==
         error_id::usage_bad_option);
+}
+
+TEST_CASE("a trainer shows that it lives, that it has ended, and that it has died") {
+  scratch_directory directory;
+  std::vector<float> w(10);
+  cairn::state_dict state;
+  state.tensor("w", w, {10});
+  std::optional<cairn::any_checkpointer> trainer;
+  const auto train = [&] {
+    auto announced = quiet();
+    announced.announce_run = true;
+    trainer = cairn::checkpointer{cairn::file_store{directory.path()}, announced};
+    return trainer->resume(state);
+  };
+  cairn::checkpointer ckpt{cairn::file_store{directory.path()}, cairn::read_only{}, quiet()};
+  int asked = 0;
+  std::vector<std::function<void()>>
+      happens;  // each while the follower waits, which asks several times meanwhile
+  auto steps = ckpt.follow({.gone_after = std::chrono::nanoseconds(0), .stop = [&] {
+                              if (++asked % 4 == 0 && !happens.empty()) {
+                                happens.front()();
+                                happens.erase(happens.begin());
+                              }
+                              return false;
+                            }});
+  train();
+  happens = {[&] { trainer->save(state, 1).wait(); }, [&] { trainer->save(state, 2).wait(); }};
+  CHECK(steps.next() == 1);  // without a commit so far, it was known to live
+  CHECK(steps.next() == 2);
+  happens = {[&] {
+    trainer->save(state, 3).wait();
+    trainer->close();
+  }};
+  CHECK(steps.next() == 3);  // before the news that it has ended
+  CHECK_FALSE(steps.next());
+  CHECK(steps.why() == cairn::follow_end::trainer_ended);
+  CHECK_FALSE(steps.next());  // told once; no other run has come
+  CHECK(steps.why() == cairn::follow_end::trainer_gone);
+  const auto signs = [&] {
+    std::vector<fs::path> found;
+    for (const auto& f : fs::directory_iterator(directory.path()))
+      if (f.path().filename().string().starts_with("lease-run.")) found.push_back(f.path());
+    return found;
+  };
+  CHECK(signs().empty());
+
+  CHECK(train() == 3);
+  REQUIRE(signs().size() == 1);
+  const auto sign = signs()[0];
+  happens = {[&] {  // as the kernel leaves it behind a process that was killed
+    trainer->close();
+    std::ofstream file(sign);
+  }};
+  CHECK_FALSE(steps.next());
+  CHECK(steps.why() == cairn::follow_end::trainer_lost);
+  CHECK(train() == 3);  // the next run tidies up
+  CHECK(signs().size() == 1);
+  CHECK(signs()[0] != sign);
 }
 
 TEST_CASE("files of this host are watched") {

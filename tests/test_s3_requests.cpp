@@ -266,6 +266,55 @@ TEST_CASE(
   CHECK(server.count("DeleteObject") == 3);
 }
 
+TEST_CASE(
+    "in a bucket what stays as it is is found and copied by the service, and a refresh asks for what "
+    "changed") {
+  s3::server server{s3::quick_server()};
+  const auto store = store_at(s3::own_bucket_at(server.endpoint()));
+  std::vector<float> weights(5 * mib / sizeof(float), 0.5F), adapter(20'000);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
+  state.tensor("adapter", adapter, {20'000});
+  cairn::checkpointer ckpt{store, cairn::checkpointer_options{.link_unchanged = true, .quiet = true}};
+  const auto train = [&](std::int64_t step) {
+    adapter[0] = static_cast<float>(step);
+    const auto save = ckpt.save(state, step);
+    save.wait();
+    return save.report().linked_bytes;
+  };
+  CHECK(train(1) == 0);
+  CHECK(train(2) == 0);  // found, and written apart
+  server.clear_journal();
+  CHECK(train(3) >= 5 * mib);
+  CHECK(server.count("UploadPartCopy") > 0);
+  const auto moved = [&](auto which) {
+    std::uint64_t all = 0;
+    for (const auto& entry : server.journal()) all += entry.*which;
+    return all;
+  };
+  CHECK(moved(&s3::journal_entry::bytes_in) < 300'000);
+
+  std::vector<float> here(weights.size()), learnt(adapter.size());
+  cairn::state_dict there;
+  there.tensor("weights", here, {static_cast<std::int64_t>(here.size())});
+  there.tensor("adapter", learnt, {20'000});
+  cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
+  CHECK(reads.refresh(there).blocks_equal == 0);
+  weights[3 * mib / sizeof(float) + 7] = 4;  // a change brings it back
+  CHECK(train(4) == 0);
+  server.clear_journal();
+  const auto report = reads.refresh(there);
+  CHECK(report.step == 4);
+  CHECK(report.blocks == 6);
+  CHECK(report.blocks_equal == 4);
+  CHECK(moved(&s3::journal_entry::bytes_out) < mib + 300'000);
+  CHECK(here == weights);
+  CHECK(learnt == adapter);
+  for (const std::int64_t gone : {1, 2, 4}) ckpt.remove(gone);
+  auto reader = cairn::safetensors_storage{store}.reader();
+  CHECK(cairn::verify_checkpoint(reader, 3).good());
+}
+
 TEST_CASE("who follows a run in a bucket asks for what is newer, however much is there") {
   auto server_options = s3::quick_server();
   server_options.objects.page = 20;
@@ -293,8 +342,9 @@ TEST_CASE("who follows a run in a bucket asks for what is newer, however much is
   server.clear_journal();
   CHECK(!steps.next());
   CHECK(steps.why() == cairn::follow_end::stopped);
-  CHECK(server.count("ListObjectsV2") == 2);  // what is behind step 3, and the marks in it
-  CHECK(server.journal().size() == 3);        // and its manifest
+  CHECK(server.count("ListObjectsV2") == 2);         // what is behind step 3, and the marks in it
+  CHECK(server.count("ListMultipartUploads") == 1);  // who lives
+  CHECK(server.journal().size() == 4);               // and its manifest
 
   SUBCASE("the files of a save that is under way cost nothing") {
     put_many("step-00000004");
@@ -327,6 +377,33 @@ TEST_CASE("who follows a run in a bucket asks for what is newer, however much is
   CHECK(steps.next() == 5);
   trainer.remove(5);
   CHECK(steps.next() != 5);  // the run went back
+}
+
+TEST_CASE("a bucket shows that a trainer lives: no request more for a save, and one behind the last") {
+  s3::server server{s3::quick_server()};
+  auto store = store_at(s3::own_bucket_at(server.endpoint()));
+  std::vector<float> weights(100, 1);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {100});
+  const cairn::checkpointer_options quiet{.quiet = true};
+  cairn::checkpointer trainer{store, cairn::checkpointer_options{.announce_run = true, .quiet = true}};
+  trainer.save(state, 1).wait();
+  CHECK(server.objects().uploads() == 1);
+  server.clear_journal();
+  trainer.save(state, 2).wait();
+  CHECK(server.count("CreateMultipartUpload") == 0);
+  CHECK(server.objects().uploads() == 1);
+  cairn::checkpointer ckpt{store, cairn::read_only{}, quiet};
+  int asked = 0;
+  auto steps = ckpt.follow({.gone_after = std::chrono::nanoseconds(0), .stop = [&] {
+                              if (++asked == 3) trainer.close();
+                              return false;
+                            }});
+  CHECK(steps.next() == 2);
+  CHECK(!steps.next());
+  CHECK(asked >= 3);
+  CHECK(steps.why() == cairn::follow_end::trainer_ended);
+  CHECK(server.objects().uploads() == 0);
 }
 
 TEST_CASE("keys behind one are those of a listing, however deep and wherever it begins") {

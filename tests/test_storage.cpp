@@ -89,7 +89,8 @@ static_assert(cairn::FindsWritingRank<real_writer> && cairn::TestsStore<real_wri
               cairn::LeasingWriter<real_writer> && cairn::TracksRestarts<real_writer> &&
               cairn::AnnouncesSaves<real_writer> && cairn::ReportsLiveSaves<real_writer> &&
               cairn::LocatesCheckpoints<real_writer> && cairn::ReportsReaders<real_writer> &&
-              cairn::PinsCheckpoints<real_writer> && cairn::RemovesAttempts<real_writer>);
+              cairn::PinsCheckpoints<real_writer> && cairn::RemovesAttempts<real_writer> &&
+              cairn::ShowsRuns<real_writer>);
 static_assert(cairn::GatedReader<real_reader> && cairn::SharingReader<real_reader> &&
               cairn::ReportsRuns<real_reader> && cairn::ComparesBlocks<real_reader> &&
               cairn::ListsFrom<real_reader> && !cairn::ListsFrom<storage_reader_archetype>);
@@ -97,8 +98,9 @@ static_assert(
     !cairn::AnnouncesSaves<storage_writer_archetype> && !cairn::ReportsLiveSaves<storage_writer_archetype> &&
     !cairn::LocatesCheckpoints<storage_writer_archetype> &&
     !cairn::ReportsReaders<storage_writer_archetype> && !cairn::PinsCheckpoints<storage_writer_archetype> &&
-    !cairn::RemovesAttempts<storage_writer_archetype> && !cairn::SharingReader<storage_reader_archetype> &&
-    !cairn::ReportsRuns<storage_reader_archetype> && !cairn::ComparesBlocks<storage_reader_archetype>);
+    !cairn::RemovesAttempts<storage_writer_archetype> && !cairn::ShowsRuns<storage_writer_archetype> &&
+    !cairn::SharingReader<storage_reader_archetype> && !cairn::ReportsRuns<storage_reader_archetype> &&
+    !cairn::ComparesBlocks<storage_reader_archetype>);
 struct retract_may_throw : real_writer {
   void retract(const cairn::save_context&) {}
 };

@@ -149,6 +149,7 @@
 #include <cairn/impl/storage/commit/pins.ipp>
 #include <cairn/impl/storage/commit/record_collection.ipp>
 #include <cairn/impl/storage/commit/restart_notes.ipp>
+#include <cairn/impl/storage/commit/run_signs.ipp>
 #include <cairn/impl/storage/commit/shared_mark.ipp>
 #include <cairn/impl/storage/commit/step_objects.ipp>
 #include <cairn/impl/storage/foreign/foreign_checkpoint.ipp>

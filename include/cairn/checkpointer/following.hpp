@@ -25,6 +25,7 @@ struct following {
   std::optional<deadline::clock::time_point>
       last_commit;                       ///< of rank 0: when it was noticed, or when the wait began
   std::chrono::nanoseconds interval{0};  ///< of rank 0: between two commits; 0: not known
+  std::optional<run_id> seen;            ///< of rank 0: the run that was seen to live last
 };
 
 /// Waits for another newest checkpoint, on rank 0. Sets `why` where it returns nothing.

@@ -74,6 +74,10 @@ struct checkpointer_options {
   /// and is not changed; resume() takes it if no other one loads. 0: never. Does not apply to
   /// resume_together and read_only.
   int max_restarts = 3;
+  /// Shows other processes that this run lives, from its resume() or its first commit to its end, so that follow() of theirs
+  /// tells at once when it has ended, or has died, and never takes it for gone between two saves. Rank 0 holds a lease
+  /// for it: an empty, locked file; in a bucket one request every 8 s. Nothing in a store that has no leases.
+  bool announce_run = false;
   /// The memory that a load uses besides its destinations, in bytes.
   std::uint64_t load_memory = std::uint64_t{256} << 20;
   /// Whether ranks share what they read; cairn::read_sharing as an argument overrides this.

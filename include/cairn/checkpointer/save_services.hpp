@@ -38,13 +38,27 @@ class save_services {
         reporter_(std::move(observer), rank, options.quiet),
         history_(options.mean_time_between_failures),
         restarts_(rank, options.read_only ? 0 : options.max_restarts),
-        rank_(rank) {}
+        rank_(rank),
+        announces_(options.announce_run && !options.read_only) {}
 
   [[nodiscard]] any_writer& writer() noexcept { return writer_; }
   [[nodiscard]] any_reader& reader() noexcept { return reader_; }
   [[nodiscard]] event_reporter& report() noexcept { return reporter_; }
   [[nodiscard]] const save_history& history() const noexcept { return history_; }
 
+  /// Of the run whose saves these are; before the first of them.
+  void set_run(const run_id& run) noexcept { run_ = run; }
+  /// Shows who follows it that this run lives, until it ends: on rank 0, when it resumes or has committed. Where that
+  /// cannot be shown, others go by its commits.
+  void show_life() noexcept {
+    if (rank_ != 0 || !announces_) return;
+    const std::lock_guard lock(life_mutex_);
+    if (std::exchange(life_shown_, true)) return;
+    try {
+      life_ = writer_.show_run(run_);
+    } catch (...) {  // nothing else relies on it
+    }
+  }
   /// For rank 0, when a run resumes and when it ends.
   [[nodiscard]] std::vector<std::int64_t> crash_looping() noexcept {
     return restarts_.crash_looping(writer_, reporter_);
@@ -55,6 +69,8 @@ class save_services {
   void closed() noexcept {
     restarts_.closed(writer_, reporter_);
     hold_base({});
+    const std::lock_guard lock(life_mutex_);
+    life_.reset();
   }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which
   /// keeps it until the run has committed, so that it stays whoever else tidies up.
@@ -106,6 +122,7 @@ class save_services {
       history_.committed(report);
       hold_base({});
       restarts_.committed(writer_, report.step, reporter_);
+      show_life();
     }
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
@@ -172,11 +189,16 @@ class save_services {
   save_history history_;
   restart_journal restarts_;
   int rank_;
+  bool announces_;
+  run_id run_;
   other_runs other_runs_;
   std::atomic<bool> unleased_reported_{false};
   std::atomic<bool> held_reported_{false};
   mutable std::mutex mutex_;
   checkpoint_lease base_lease_;  ///< of rank 0
+  std::mutex life_mutex_;
+  bool life_shown_ = false;
+  std::shared_ptr<void> life_;  ///< of rank 0: shows that the run lives
   int failures_ = 0;
   std::exception_ptr last_failure_;
   owned<retaining> retaining_;  ///< null: another rank's, or there is no policy

@@ -19,6 +19,7 @@ namespace detail {
 [[nodiscard]] inline std::vector<std::int64_t> clean_and_list(save_services& shared, const run_id& run,
                                                               const checkpointer_options& options) {
   if (options.read_only) return shared.reader().list();
+  shared.show_life();  // before what an earlier run left as its sign goes
   earlier_runs earlier;
   bool cleaned = false;
   try {

@@ -73,6 +73,9 @@ struct writer_face {
   virtual save_announcement announce_worker(const save_context& context) = 0;
   virtual void retract(const save_context& context) noexcept = 0;
   virtual std::vector<save_attempt> live_saves(run_id run) = 0;
+  virtual std::shared_ptr<void> show_run(run_id run) = 0;
+  virtual std::vector<run_id> live_runs(run_id run) = 0;
+  virtual bool has_died(run_id run) = 0;
   virtual std::string location_of(std::int64_t step) = 0;
   virtual writer_maker maker() const noexcept = 0;
   virtual std::string_view type_name() const noexcept = 0;
@@ -154,6 +157,10 @@ class any_writer {
   void retract(const save_context& context) noexcept;
   /// See ReportsLiveSaves; none where the writer does not tell.
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run);
+  // See ShowsRuns; null, none and false where the writer shows none.
+  [[nodiscard]] std::shared_ptr<void> show_run(run_id run);
+  [[nodiscard]] std::vector<run_id> live_runs(run_id run);
+  [[nodiscard]] bool has_died(run_id run);
   /// See LocatesCheckpoints; empty where the writer names none.
   [[nodiscard]] std::string location_of(std::int64_t step);
 
@@ -295,6 +302,24 @@ class any_writer {
         return writer->live_saves(run);
       else
         return {};
+    }
+    std::shared_ptr<void> show_run([[maybe_unused]] run_id run) override {
+      if constexpr (ShowsRuns<W>)
+        return writer->show_run(run);
+      else
+        return nullptr;
+    }
+    std::vector<run_id> live_runs([[maybe_unused]] run_id run) override {
+      if constexpr (ShowsRuns<W>)
+        return writer->live_runs(run);
+      else
+        return {};
+    }
+    bool has_died([[maybe_unused]] run_id run) override {
+      if constexpr (ShowsRuns<W>)
+        return writer->has_died(run);
+      else
+        return false;
     }
     std::string location_of([[maybe_unused]] std::int64_t step) override {
       if constexpr (LocatesCheckpoints<W>)

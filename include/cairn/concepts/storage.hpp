@@ -203,6 +203,22 @@ concept ReportsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
   { w.live_saves(run) } -> std::same_as<std::vector<save_attempt>>;
 };
 
+/// A StorageWriter that shows other processes which runs live.
+///
+/// - `show_run(run)`: shows that the run lives, as long as the returned object and this process; null where that cannot be
+///   shown.
+/// - `live_runs(run)`: returns the other runs that are shown now, by any process.
+/// - `has_died(run)`: whether a run that is not shown any more was shown by a process that died, as far as one can still
+///   see it.
+///
+/// All throw the store's errors.
+template <class W>
+concept ShowsRuns = StorageWriter<W> && requires(W& w, run_id run) {
+  { w.show_run(run) } -> std::same_as<std::shared_ptr<void>>;
+  { w.live_runs(run) } -> std::same_as<std::vector<run_id>>;
+  { w.has_died(run) } -> std::same_as<bool>;
+};
+
 /// A StorageWriter that names, for messages, the place of a checkpoint.
 ///
 /// - `location_of(step)`: returns the key of the object whose publication commits the checkpoint of a step. Asked

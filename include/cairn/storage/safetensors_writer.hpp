@@ -74,6 +74,10 @@ class safetensors_writer_base {
   void retract(const save_context& c) noexcept;
   /// See ReportsLiveSaves.
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run);
+  // See ShowsRuns: by leases, see <cairn/storage/commit/run_signs.hpp>.
+  [[nodiscard]] std::shared_ptr<void> show_run(run_id run);
+  [[nodiscard]] std::vector<run_id> live_runs(run_id run);
+  [[nodiscard]] bool has_died(run_id run);
   /// See LocatesCheckpoints.
   [[nodiscard]] std::string location_of(std::int64_t step) const;
   // See TestsStore.

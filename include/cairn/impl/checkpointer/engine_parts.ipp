@@ -65,6 +65,7 @@ struct engine::inside {
     std::array<std::byte, 16> word;
     std::memcpy(word.data(), bytes.data(), word.size());
     group.set_run(word);
+    services->set_run(run);
     path.set_run(run, path.ends_with_process() ? group.communicator().watch_peers() : nullptr);
     redundancy = path.open_tier(place);
   }
@@ -196,7 +197,7 @@ CAIRN_BODY std::optional<std::int64_t> engine::next_step(following& f) {
   };
   const auto bytes = read_once(in_->group, wait, in_->after_peers(timeout));
   wire_reader in(bytes);
-  f.why = in.get_enum(follow_end::trainer_gone);
+  f.why = in.get_enum(follow_end::trainer_lost);
   const auto step = in.get<std::int64_t>();
   if (f.why != follow_end::none) return std::nullopt;
   f.last = step;

@@ -29,13 +29,31 @@ namespace detail {
   return pause / 4 * 3 + pause / 2000 * part;
 }
 
+/// Whether the trainer has gone, as far as one can know now; `silent`: since its last commit.
+[[nodiscard]] inline follow_end end_of_trainer(following& f, any_writer& writer, const run_id& run,
+                                               std::chrono::nanoseconds silent) {
+  const auto living = writer.live_runs(run);
+  if (!living.empty()) {
+    f.seen = living.back();
+    return follow_end::none;
+  }
+  if (!f.seen && silent < f.options.gone_after) return follow_end::none;
+  if (!writer.live_saves(run).empty()) return follow_end::none;  // a worker may finish the last save
+  if (!f.seen) return follow_end::trainer_gone;
+  return writer.has_died(*f.seen) ? follow_end::trainer_lost : follow_end::trainer_ended;
+}
+
 CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& reader, any_writer& writer,
                                                      const run_id& run) {
   using clock = deadline::clock;
   constexpr std::chrono::nanoseconds shortest = std::chrono::milliseconds(100);
   constexpr auto max_outage = std::chrono::minutes(1);
   const auto until = deadline::in(f.options.timeout);
-  if (!f.last_commit) f.last_commit = clock::now();
+  const bool told =
+      f.why != follow_end::none && f.why != follow_end::stopped && f.why != follow_end::timed_out;
+  if (!f.last_commit || told) f.last_commit = clock::now();  // another run may come
+  if (told) f.seen.reset();
+  auto gone = follow_end::none;
   auto pause = shortest;
   std::optional<clock::time_point> failing;
   const auto ended = [&](follow_end why) {
@@ -45,7 +63,6 @@ CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& r
   for (;;) {
     // Before the listing: what comes after it is noticed.
     if (f.watch == nullptr) f.watch = reader.watch();
-    bool alive = true;
     const auto silent = clock::now() - *f.last_commit;
     try {
       auto steps = reader.list_from(f.last);
@@ -58,20 +75,23 @@ CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& r
         f.last = steps.back();
         return f.last;
       }
-      alive = silent < f.options.gone_after || !writer.live_saves(run).empty();
+      if (gone != follow_end::none) return ended(gone);
+      gone = end_of_trainer(f, writer, run, silent);
       failing.reset();
+      if (gone != follow_end::none) continue;  // what it committed last may have come since the listing
     } catch (const storage_error&) {
       if (!failing) failing = clock::now();
       if (clock::now() - *failing > max_outage || until.passed()) throw;
     }
     if (f.options.stop && f.options.stop()) return ended(follow_end::stopped);
-    if (!alive) return ended(follow_end::trainer_gone);
     if (until.passed()) return ended(follow_end::timed_out);
 
     auto longest = f.options.max_pause;
-    const bool told = f.watch != nullptr && f.watch->sees_all();
-    if (!told && f.interval.count() != 0) longest = std::min(std::max(f.interval / 10, shortest), longest);
-    auto next = deadline::in(with_jitter(std::min(told ? longest : pause, longest), run)).earlier(until);
+    const bool watched = f.watch != nullptr && f.watch->sees_all();
+    // A commit is told of, an end is not.
+    if (f.seen && watched) longest = std::min<std::chrono::nanoseconds>(longest, std::chrono::seconds(1));
+    if (!watched && f.interval.count() != 0) longest = std::min(std::max(f.interval / 10, shortest), longest);
+    auto next = deadline::in(with_jitter(std::min(watched ? longest : pause, longest), run)).earlier(until);
     if (silent < f.options.gone_after) next = next.earlier(deadline::in(f.options.gone_after - silent));
     pause = std::min(2 * pause, longest);
     // Not more often, however much is written.

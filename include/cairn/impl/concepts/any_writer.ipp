@@ -116,6 +116,15 @@ CAIRN_BODY void any_writer::retract(const save_context& context) noexcept {
 CAIRN_BODY std::vector<save_attempt> any_writer::live_saves(run_id run) {
   return face_->live_saves(run);
 }
+CAIRN_BODY std::shared_ptr<void> any_writer::show_run(run_id run) {
+  return face_->show_run(run);
+}
+CAIRN_BODY std::vector<run_id> any_writer::live_runs(run_id run) {
+  return face_->live_runs(run);
+}
+CAIRN_BODY bool any_writer::has_died(run_id run) {
+  return face_->has_died(run);
+}
 CAIRN_BODY std::string any_writer::location_of(std::int64_t step) {
   return face_->location_of(step);
 }

@@ -21,6 +21,7 @@
 #include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/pins.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/commit/run_signs.hpp>
 #include <cairn/storage/commit/shared_mark.hpp>
 #include <cairn/storage/linked_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -75,6 +76,7 @@ struct safetensors_writer_base::inside {
   inside(any_store store, commit_options with, shared_writing shared);
 
   [[nodiscard]] detail::step_leases leases() const { return detail::step_leases(protocol_.store()); }
+  [[nodiscard]] detail::run_signs signs() const { return detail::run_signs(protocol_.store()); }
   [[nodiscard]] detail::step_pins pins() const { return detail::step_pins(protocol_.store()); }
   [[nodiscard]] detail::shared_mark mark() const noexcept { return detail::shared_mark(protocol_.store()); }
   [[nodiscard]] detail::restart_notes restart_notes() const noexcept {
@@ -171,6 +173,17 @@ CAIRN_BODY bool safetensors_writer_base::quarantine(std::int64_t step) {
 }
 CAIRN_BODY std::vector<save_attempt> safetensors_writer_base::live_saves(run_id run) {
   return inside_->catalog_.live_saves(run);
+}
+CAIRN_BODY std::shared_ptr<void> safetensors_writer_base::show_run(run_id run) {
+  return inside_->signs().show(run);
+}
+CAIRN_BODY std::vector<run_id> safetensors_writer_base::live_runs(run_id run) {
+  auto found = inside_->signs().living();
+  detail::erase_if(found, [&](const run_id& other) { return other == run; });
+  return found;
+}
+CAIRN_BODY bool safetensors_writer_base::has_died(run_id run) {
+  return inside_->signs().has_died(run);
 }
 CAIRN_BODY std::string safetensors_writer_base::location_of(std::int64_t step) const {
   return manifest_key(step);

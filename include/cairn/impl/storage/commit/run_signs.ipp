@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/storage/commit/run_signs.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/shared.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+inline constexpr std::string_view live_run_prefix = "lease-run.";
+
+CAIRN_BODY std::shared_ptr<void> run_signs::show(const run_id& run) {
+  if (!store_.tracks_writers()) return nullptr;
+  auto shown = detail::make_shared<any_store::object_writer>(
+      store_.create(std::string(live_run_prefix) + to_string(run), 0));
+  shown->announce();
+  return shown;
+}
+
+CAIRN_BODY std::vector<run_id> run_signs::living() {
+  constexpr std::size_t digits = 16;
+  std::vector<run_id> found;
+  if (!store_.tracks_writers()) return found;
+  for (const auto& key : store_.live_writers(std::string(live_run_prefix))) {
+    const auto name = std::string_view(key).substr(live_run_prefix.size());
+    if (name.size() < 2 * digits) continue;
+    const auto high = parse_hex16(name.substr(0, digits));
+    const auto low = parse_hex16(name.substr(digits, digits));
+    if (high && low) found.push_back({*high, *low});
+  }
+  return found;
+}
+
+CAIRN_BODY bool run_signs::has_died(const run_id& run) {
+  return !store_.leftovers(std::string(live_run_prefix) + to_string(run)).empty();
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

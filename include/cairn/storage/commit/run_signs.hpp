@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/model/record.hpp>
+
+#include <memory>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// By what processes see that a run lives: a lease of its own, an unfinished object "lease-run.<run>" beside the steps'
+/// directories, as step_leases has them. A run that ends takes it back; that of a process that died stays until the next
+/// run cleans up, and nobody's lock or heartbeat says that it lives. Any thread. Throws the store's errors.
+class run_signs {
+ public:
+  /// Uses the innermost store, see LayeredStore.
+  explicit run_signs(const any_store& store) : store_(store.innermost()) {}
+
+  /// Shows that the run lives, as long as what it returns; null where the store does not track writers.
+  [[nodiscard]] std::shared_ptr<void> show(const run_id& run);
+  /// The runs of all processes that show themselves now.
+  [[nodiscard]] std::vector<run_id> living();
+  /// Whether a run, which does not live any more, did not take back what it showed.
+  [[nodiscard]] bool has_died(const run_id& run);
+
+ private:
+  any_store store_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
+
+#if !defined(CAIRN_COMPILED)
+#include <cairn/impl/storage/commit/run_signs.ipp>
+#endif
