@@ -42,8 +42,10 @@ TEST_CASE(
   for (const bool crowded : {false, true}) {
     const auto f = try_schedules(rounds(1000, 50), {}, crowded);
     CHECK_MESSAGE(f.wrong.empty(), f.wrong);
-    report_figures(crowded ? "zombies of one step" : "zombies",
-                   {{"schedules", f.schedules}, {"requests", f.requests}, {"commits", f.committed}});
+    report_figures(crowded ? "zombies of one step" : "zombies", {{"schedules", f.schedules},
+                                                                 {"requests", f.requests},
+                                                                 {"commits", f.committed},
+                                                                 {"linked files", f.linked}});
   }
 }
 
@@ -54,12 +56,14 @@ TEST_CASE("zombies: without a property that the protocols rely on, the model fin
     std::uint64_t soon;  ///< a seed so much further finds it soon
   };
   const row rows[] = {
-      {"looks from a cache that says that nothing is there", {.looks_are_fresh = false}, 0},
-      {"publishing by a look before", {.publishing_is_atomic = false}, 400},
+      {"looks from a cache that says that nothing is there",
+       {.looks_are_fresh = false, .frozen_items = false},
+       0},
+      {"publishing by a look before", {.publishing_is_atomic = false, .frozen_items = false}, 400},
       {"manifests that take effect after all else of their save is gone",
-       {.manifests_die_with_marks = false},
+       {.manifests_die_with_marks = false, .frozen_items = false},
        8660},
-      {"removals that look before alone", {.removals_compare = false}, 11970},
+      {"removals that look before alone", {.removals_compare = false, .frozen_items = false}, 11970},
   };
   for (const auto& row : rows) {
     CAPTURE(row.broken);

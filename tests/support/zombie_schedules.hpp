@@ -7,6 +7,7 @@
 
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/linked_files.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
@@ -42,6 +43,33 @@ inline std::vector<std::byte> data_of(std::uint64_t attempt, std::int32_t rank) 
   return bytes;
 }
 
+/// What a rank's file of frozen items holds: the same in all its saves until the items change.
+inline std::vector<std::byte> frozen_data(std::uint64_t run, std::int32_t rank, std::uint64_t version) {
+  return data_of(run << 16 | version, -1 - rank);
+}
+
+/// The newest committed save of a rank, whose file of frozen items the next one links, as frozen_saves has it.
+class frozen_file {
+ public:
+  explicit frozen_file(bool any) : any_(any) {}
+
+  [[nodiscard]] bool any() const noexcept { return any_; }
+  [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
+  void change() { ++version_, committed_.clear(); }
+  [[nodiscard]] const std::vector<cairn::save_attempt>& sources() const noexcept { return committed_; }
+  void ended(const cairn::save_context& c, bool committed) {
+    if (committed)
+      committed_ = {{c.step, c.attempt}};
+    else if (!c.link_from.empty())
+      committed_.clear();
+  }
+
+ private:
+  bool any_;
+  std::uint64_t version_ = 0;
+  std::vector<cairn::save_attempt> committed_;
+};
+
 /// One schedule: which client does what on one store, and what was reported to it.
 class schedule {
  public:
@@ -73,6 +101,7 @@ class schedule {
     return wrong_;
   }
   [[nodiscard]] std::uint64_t committed() const noexcept { return committed_; }
+  [[nodiscard]] std::uint64_t linked() const noexcept { return linked_; }
   [[nodiscard]] std::uint64_t requests() const noexcept { return world_.requests(); }
 
  private:
@@ -97,6 +126,7 @@ class schedule {
     const cairn::run_id id{run, run};
     if (cleans && rank == 0) quietly([&] { (void)k.clean(id); });
     std::uint64_t count = 0;
+    frozen_file frozen(world_.rules().frozen_items && world_.below(2) == 0);
     for (const auto step : steps) {
       cairn::save_context c;
       c.run = id;
@@ -104,24 +134,42 @@ class schedule {
       c.attempt = cairn::attempt_of(id, step, ++count);
       c.rank = rank;
       c.world_size = ranks;
-      save(*s, p, c);
+      if (frozen.any() && world_.below(8) == 0) frozen.change();
+      c.link_from = frozen.sources();
+      frozen.ended(c, save(*s, p, c, frozen));
       if (keep != 0 && rank == 0) quietly([&] { retain(k, step, keep); });
     }
   }
-  void save(zombie_store& s, const protocol& p, const cairn::save_context& c) {
+  /// Whether this rank was told that it was committed.
+  bool save(zombie_store& s, const protocol& p, const cairn::save_context& c, const frozen_file& frozen) {
     using std::chrono::seconds;
     try {
       p.begin(c);
       p.check_open(c);
-      const auto bytes = data_of(c.attempt, c.rank);
-      {
-        auto file = s.create(cairn::data_key(c.step, c.rank, c.attempt, 0), bytes.size());
+      cairn::record r;
+      const auto write = [&](std::uint32_t index, const std::vector<std::byte>& bytes) {
+        auto file = s.create(cairn::data_key(c.step, c.rank, c.attempt, index), bytes.size());
         const cairn::write_range part{0, bytes};
         file.write({&part, 1});
         file.finish();
+        r.files.push_back({bytes.size()});
+      };
+      write(0, data_of(c.attempt, c.rank));
+      if (frozen.any()) {
+        const auto bytes = frozen_data(c.run.high, c.rank, frozen.version());
+        frozen_[{c.attempt, c.rank}] = bytes;
+        if (c.link_from.empty()) {
+          write(1, bytes);
+        } else {
+          const cairn::any_store linking{zombie_store(s)};
+          const std::vector<cairn::linked_file> files = {
+              {bytes.size(), 0, cairn::digest_stream().value(), 0}};
+          cairn::detail::linked_files linked(linking, {}, c, files, 1);
+          linked.link(cairn::deadline::in(seconds(4)));
+          linked.add_to(r);
+          ++linked_;
+        }
       }
-      cairn::record r;
-      r.files.push_back({bytes.size()});
       p.publish(c, r);
       if (c.coordinator()) {
         cairn::metadata content;
@@ -132,11 +180,13 @@ class schedule {
       } else {
         p.await_commit(c, cairn::deadline::in(seconds(9)));
       }
+      return true;
     } catch (const client_killed&) {
       throw;
     } catch (...) {
       p.abort(c, std::current_exception());
     }
+    return false;
   }
   /// Removes as retention does, which never removes what was just committed.
   void retain(const keeping& k, std::int64_t step, std::uint64_t keep) {
@@ -204,6 +254,12 @@ class schedule {
         const auto at = world_.stored().find(cairn::data_key(step, r.rank, m.attempt, 0));
         if (at == world_.stored().end()) return "lacks data";
         if (at->second != data_of(m.attempt, r.rank)) return "has other data";
+        const auto frozen = frozen_.find({m.attempt, r.rank});
+        if ((r.files == 2) != (frozen != frozen_.end())) return "has another number of files";
+        if (frozen == frozen_.end()) continue;
+        const auto shared = world_.stored().find(cairn::data_key(step, r.rank, m.attempt, 1));
+        if (shared == world_.stored().end()) return "lacks frozen items";
+        if (shared->second != frozen->second) return "has other frozen items";
       }
     } catch (const cairn::error& e) {
       return e.what();
@@ -238,13 +294,16 @@ class schedule {
   std::uint64_t max_runs_;
   std::string wrong_;
   std::uint64_t committed_ = 0;
+  std::uint64_t linked_ = 0;
+  /// What the file of frozen items of a rank's save is to hold.
+  std::map<std::pair<std::uint64_t, std::int32_t>, std::vector<std::byte>> frozen_;
   std::map<std::int64_t, std::uint64_t> told_;  ///< reported as committed, and not removed since
   std::map<std::int64_t, removals_of_step> removals_;
 };
 
 /// The outcome of schedules.
 struct found {
-  std::uint64_t schedules = 0, requests = 0, committed = 0;
+  std::uint64_t schedules = 0, requests = 0, committed = 0, linked = 0;
   std::string wrong;  ///< the first one
 };
 /// Tries schedules until one is wrong.
@@ -260,6 +319,7 @@ inline found try_schedules(std::uint64_t count, const zombie_rules& rules, bool 
       f.wrong = wrong + " (CAIRN_TEST_SEED=" + std::to_string(first + f.schedules) + " repeats it)";
     f.requests += s.requests();
     f.committed += s.committed();
+    f.linked += s.linked();
   }
   return f;
 }

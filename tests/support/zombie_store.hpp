@@ -44,6 +44,8 @@ struct zombie_rules {
   bool manifests_die_with_marks = true;  ///< none takes effect after its attempt's mark was removed, or
                                          ///< its checkpoint removed
   bool removals_compare = true;          ///< remove_if() looks at what it removes when it takes effect
+  bool links_look = true;                ///< none is reported as made where there was nothing to link
+  bool frozen_items = true;              ///< not a property: some runs save them
 };
 
 /// Thrown in a client that is killed: it does nothing more.
@@ -308,6 +310,21 @@ class zombie_store {
                             return true;
                           });
   }
+  /// As a service copies an object: when the request takes effect.
+  void link(std::string_view from, std::string_view to) {
+    enum class outcome { made, no_source, taken };
+    const std::string source(from);
+    const std::string name(to);
+    world_->know(name);
+    const auto copied = world_->change("link", name, {}, [source, name](auto& objects) {
+      const auto at = objects.find(source);
+      if (at == objects.end()) return outcome::no_source;
+      return objects.try_emplace(name, at->second).second ? outcome::made : outcome::taken;
+    });
+    if (copied == outcome::taken) cairn::fail(cairn::error_id::storage_exists, "exists", {.file = name});
+    if (copied == outcome::no_source && world_->rules().links_look)
+      cairn::fail(cairn::error_id::storage_not_found, "no such object", {.file = source});
+  }
   std::optional<bytes> read_all(std::string_view key, std::uint64_t cap) {
     const std::string name(key);
     auto found = world_->look(name, [&](const auto& o) { return find(o, name); });
@@ -376,6 +393,7 @@ class zombie_store {
   zombie_world* world_;
 };
 
-static_assert(cairn::ByteStore<zombie_store> && cairn::ConditionalRemove<zombie_store>);
+static_assert(cairn::ByteStore<zombie_store> && cairn::ConditionalRemove<zombie_store> &&
+              cairn::LinksObjects<zombie_store>);
 
 }  // namespace cairn_test
