@@ -110,6 +110,9 @@ class any_store {
     using store_type = any_store;
     void read(std::span<const read_range> ranges) const;
     [[nodiscard]] bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) const;
+    /// See LendsMemory; null where the session does not lend.
+    [[nodiscard]] const std::byte* lent(std::string_view key, std::uint64_t offset,
+                                        std::uint64_t bytes) const noexcept;
     [[nodiscard]] read_figures figures() const;
 
    private:

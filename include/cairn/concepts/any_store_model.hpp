@@ -53,6 +53,7 @@ struct read_session_face {
   virtual ~read_session_face() = default;
   virtual void read(std::span<const read_range> ranges) = 0;
   virtual bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) = 0;
+  virtual const std::byte* lent(std::string_view key, std::uint64_t offset, std::uint64_t bytes) noexcept = 0;
   virtual read_figures figures() = 0;
 };
 
@@ -164,6 +165,13 @@ struct read_session_model final : read_session_face {
   void read(std::span<const read_range> ranges) override { session.read(ranges); }
   bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) override {
     return session.is_cached(key, offset, bytes);
+  }
+  const std::byte* lent([[maybe_unused]] std::string_view key, [[maybe_unused]] std::uint64_t offset,
+                        [[maybe_unused]] std::uint64_t bytes) noexcept override {
+    if constexpr (LendsMemory<R>)
+      return session.lent(key, offset, bytes);
+    else
+      return nullptr;
   }
   read_figures figures() override { return session.figures(); }
   R session;

@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -48,6 +49,15 @@ concept ReadSession = std::movable<R> && requires(R& r, std::span<const read_ran
 template <class S>
 concept OpensConnections = ByteStore<S> && requires(S& s) {
   { s.open_connections() } noexcept -> std::same_as<void>;
+};
+
+/// A ReadSession over memory that others may look at.
+///
+/// - `lent(key, offset, bytes)`: where these bytes lie, until the session ends, so that they need not be read in order
+///   to be copied elsewhere; null where they cannot be had so. Counts as read(). Does not throw.
+template <class R>
+concept LendsMemory = ReadSession<R> && requires(R& r, std::string_view key, std::uint64_t n) {
+  { r.lent(key, n, n) } noexcept -> std::same_as<const std::byte*>;
 };
 
 /// A ByteStore that opens objects in order to read them, and can keep them open.

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/stage/image_sources.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/digesting_copy.hpp>
 #include <cairn/system/streaming_copy.hpp>
 
 #include <algorithm>
@@ -11,10 +12,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// Bytes that are hashed and copied in turns: the hash brings them into the first cache, from where they are
-/// copied. So few that a processor reads the next ones while it still writes these: 16 KiB take up to a quarter longer.
-inline constexpr std::uint64_t copy_step_bytes = 4096;
 
 /// Copies [begin, end) of an item, within one digest block or (`digest` null) any range; `digest`: where the
 /// digest of the range goes.
@@ -31,13 +28,11 @@ inline void copy_range(const item_source& source, std::uint64_t bytes, std::uint
     return;
   }
   hash.reset();
-  for (std::uint64_t at = begin; at < end; at += copy_step_bytes) {
-    const auto step = std::min(copy_step_bytes, end - at);
-    if (straight) {
-      const auto* from = source.view.data + at;
-      hash.put(from, step);
-      streaming_copy(out + (at - begin), from, step);
-    } else {
+  if (straight) {
+    digesting_copy(out, source.view.data + begin, end - begin, hash);
+  } else {
+    for (std::uint64_t at = begin; at < end; at += copy_step_bytes) {
+      const auto step = std::min(copy_step_bytes, end - at);
       copy_item(source, bytes, at, at + step, out + (at - begin), plain_copy);
       hash.put(out + (at - begin), step);
     }

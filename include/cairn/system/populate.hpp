@@ -11,6 +11,7 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+inline constexpr int madvise_populate_read = 22;   // MADV_POPULATE_READ, Linux 5.14
 inline constexpr int madvise_populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 inline constexpr int madvise_collapse = 25;        // MADV_COLLAPSE, Linux 6.1
 
@@ -35,6 +36,9 @@ void populate_huge(std::span<std::byte> block) noexcept;
 /// each in the middle of a copy: the whole pages of it. Where they are there that is asked alone (under a microsecond a MiB); does
 /// nothing where the kernel cannot (before Linux 5.14). What the memory holds stays.
 void populate_destination(std::byte* to, std::size_t bytes) noexcept;
+
+/// The same for the pages of a shared mapping that are to be read.
+void populate_source(const std::byte* from, std::size_t bytes) noexcept;
 
 }  // namespace detail
 }  // namespace v1

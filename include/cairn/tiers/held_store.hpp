@@ -60,22 +60,21 @@ class held_store {
   void remove(std::string_view key);
   [[nodiscard]] std::string describe() const { return describe_; }
   [[nodiscard]] held_session begin_reads() const;
+  /// See LendsMemory: an image on a tmpfs is mapped, as long as a copy of this store lives.
+  [[nodiscard]] const std::byte* lent(std::string_view key, std::uint64_t offset,
+                                      std::uint64_t bytes) const noexcept;
   /// See held_step::runs.
-  [[nodiscard]] const std::optional<std::vector<run_id>>& runs() const noexcept { return content_->runs; }
+  [[nodiscard]] const std::optional<std::vector<run_id>>& runs() const noexcept;
 
  private:
   struct content;
+  struct image_file;
   struct object {
     std::vector<std::byte> bytes;  // of a small one
     std::size_t file = 0;          // of a data file: where in `files`
     std::uint64_t begin = 0;       // in that
     std::uint64_t size = 0;
     bool data = false;
-  };
-  struct content {
-    std::map<std::string, object, std::less<>> objects;
-    std::vector<file_descriptor> files;
-    std::optional<std::vector<run_id>> runs;
   };
   struct part;
   /// Adds the image of a name. @throws corrupt_error, storage_error
@@ -92,6 +91,8 @@ class held_session {
       : store_(std::move(from)), bytes_(std::make_unique<std::atomic<std::uint64_t>>(0)) {}
   void read(std::span<const read_range> ranges);
   [[nodiscard]] bool is_cached(std::string_view, std::uint64_t, std::uint64_t) const noexcept { return true; }
+  [[nodiscard]] const std::byte* lent(std::string_view key, std::uint64_t offset,
+                                      std::uint64_t bytes) noexcept;
   [[nodiscard]] read_figures figures() const noexcept { return {.cached = *bytes_, .direct = 0}; }
 
  private:

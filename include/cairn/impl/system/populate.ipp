@@ -71,6 +71,12 @@ CAIRN_BODY void populate_destination(std::byte* to, std::size_t bytes) noexcept 
   }
 }
 
+CAIRN_BODY void populate_source(const std::byte* from, std::size_t bytes) noexcept {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto past = reinterpret_cast<std::uintptr_t>(from) % page;
+  static_cast<void>(::madvise(const_cast<std::byte*>(from - past), bytes + past, madvise_populate_read));
+}
+
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn

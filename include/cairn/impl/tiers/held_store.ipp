@@ -6,6 +6,8 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/huge_mapping.hpp>
+#include <cairn/system/populate.hpp>
 #include <cairn/tiers/held_store.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 
@@ -17,6 +19,8 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -51,6 +55,36 @@ CAIRN_BODY void held_store::object_writer::write(std::span<const write_range>) {
 }
 CAIRN_BODY void held_store::object_writer::finish() {
   fail_read_only("");
+}
+
+/// An image, and where it is mapped for those that look at it, once one does.
+struct held_store::image_file {
+  image_file(file_descriptor opened, bool in_memory) : file(std::move(opened)), in_memory_(in_memory) {}
+  /// Empty where it cannot be mapped.
+  [[nodiscard]] std::span<const std::byte> bytes() {
+    const std::lock_guard lock(mutex_);
+    if (mapping_ == nullptr) {
+      struct stat s {};
+      const bool fits = in_memory_ && ::fstat(file.get(), &s) == 0;
+      mapping_ = std::make_unique<huge_mapping>(file.get(), fits ? static_cast<std::size_t>(s.st_size) : 0,
+                                                PROT_READ);
+    }
+    return mapping_->bytes();
+  }
+  const file_descriptor file;
+
+ private:
+  const bool in_memory_;
+  std::mutex mutex_;
+  std::unique_ptr<huge_mapping> mapping_;
+};
+struct held_store::content {
+  std::map<std::string, object, std::less<>> objects;
+  std::vector<std::unique_ptr<image_file>> files;
+  std::optional<std::vector<run_id>> runs;
+};
+CAIRN_BODY const std::optional<std::vector<run_id>>& held_store::runs() const noexcept {
+  return content_->runs;
 }
 
 /// What a record says of its image.
@@ -94,7 +128,7 @@ CAIRN_BODY held_store::part held_store::add_image(content& to, const std::string
                      .size = r.files[k].bytes,
                      .data = true});
   }
-  to.files.push_back(std::move(file));
+  to.files.push_back(std::make_unique<image_file>(std::move(file), lies_in_memory(directory)));
   for (std::uint32_t k = 0; k < files.size(); ++k)
     to.objects.insert_or_assign(data_key(name.step, name.rank, name.attempt, k), std::move(files[k]));
   object record{.bytes = std::move(held.record)};
@@ -190,12 +224,28 @@ CAIRN_BODY void held_store::read(std::span<const read_range> ranges) const {
         std::memcpy(range.destination.data(), o.bytes.data() + range.offset, range.destination.size());
       continue;
     }
-    const int code = read_exactly(content_->files[o.file].get(), o.begin + range.offset, range.destination);
+    const int code =
+        read_exactly(content_->files[o.file]->file.get(), o.begin + range.offset, range.destination);
     if (code == file_has_ended)
       fail(error_id::corrupt_truncated, "an image of the local tier has become shorter",
            {.file = std::string(range.key)});
     if (code != 0)
       fail_unreadable(code, "an image of the local tier could not be read", std::string(range.key));
+  }
+}
+CAIRN_BODY const std::byte* held_store::lent(std::string_view key, std::uint64_t offset,
+                                             std::uint64_t bytes) const noexcept {
+  const auto found = content_->objects.find(key);
+  if (found == content_->objects.end() || !found->second.data) return nullptr;
+  const auto& o = found->second;
+  try {
+    const auto all = content_->files[o.file]->bytes();
+    if (offset > o.size || bytes > o.size - offset || o.begin + offset + bytes > all.size()) return nullptr;
+    const auto* const at = all.data() + o.begin + offset;
+    populate_source(at, static_cast<std::size_t>(bytes));
+    return at;
+  } catch (...) {  // such as no memory for the mapping: it can be read
+    return nullptr;
   }
 }
 CAIRN_BODY std::optional<std::uint64_t> held_store::size(std::string_view key) const {
@@ -215,6 +265,13 @@ CAIRN_BODY held_session held_store::begin_reads() const {
 CAIRN_BODY void held_session::read(std::span<const read_range> ranges) {
   store_.read(ranges);
   for (const auto& range : ranges) bytes_->fetch_add(range.destination.size(), std::memory_order_relaxed);
+}
+
+CAIRN_BODY const std::byte* held_session::lent(std::string_view key, std::uint64_t offset,
+                                               std::uint64_t bytes) noexcept {
+  const auto* const at = store_.lent(key, offset, bytes);
+  if (at != nullptr) bytes_->fetch_add(bytes, std::memory_order_relaxed);
+  return at;
 }
 
 CAIRN_BODY std::vector<held_step> complete_saves(const std::string& directory,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/huge_mapping.hpp>
 #include <cairn/system/populate.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
@@ -96,19 +97,11 @@ CAIRN_BODY int allocate_file(int file, std::uint64_t bytes) noexcept {
   return 0;
 }
 CAIRN_BODY int allocate_in_memory(int file, std::uint64_t bytes) noexcept {
-  constexpr auto huge = tier_image_unit;
   if (::ftruncate(file, static_cast<off_t>(bytes)) != 0) return errno;
-  // A huge page is only made where the address of the mapping is a multiple of it, too.
-  const auto whole = static_cast<std::size_t>(bytes / huge * huge);
-  void* const room = whole == 0 ? MAP_FAILED
-                                : ::mmap(nullptr, whole + huge, PROT_NONE,
-                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room != MAP_FAILED) {
-    auto* const at =
-        static_cast<std::byte*>(room) + (huge - reinterpret_cast<std::uintptr_t>(room) % huge) % huge;
-    if (::mmap(at, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED)
-      populate_huge({at, whole});
-    ::munmap(room, whole + huge);
+  {
+    const huge_mapping whole(file, static_cast<std::size_t>(bytes / huge_mapping::unit * huge_mapping::unit),
+                             PROT_READ | PROT_WRITE);
+    populate_huge(whole.bytes());
   }
   return allocate_file(file, bytes);
 }

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -130,12 +131,15 @@ class load_engine {
   void populate(const needed_block& p) noexcept;
   /// Reads a block that the store has in memory straight to where it goes: whether it has.
   [[nodiscard]] bool read_cached(const needed_block& p, stage_watch& watch);
+  /// The same where the store lends its memory, with the digest of what was copied.
+  [[nodiscard]] std::optional<std::uint64_t> copy_lent(const needed_block& p, stage_watch& watch);
   void read_ranges(std::span<const read_range> ranges, bool stored, stage_watch& watch);
   /// Verifies a block that was read, and gives it to all destinations but the one that it was read to. Casts for
   /// devices take the end of their buffer, down from `scratch`. Where memory has bytes that are wrong, those that are
   /// stored are read in their place before the block is called damaged; run() counts both.
+  /// `digested`: the digest of these bytes, where it is known.
   void take_block(const needed_block& p, std::byte* at, held_buffer* held, std::byte*& scratch,
-                  stage_watch& watch);
+                  stage_watch& watch, std::optional<std::uint64_t> digested = {});
 
   any_store store_;
   any_store::read_session reads_;

@@ -19,6 +19,7 @@
 #include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/digesting_copy.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
@@ -261,6 +262,10 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
     const auto& p = blocks_[i];
     populate(p);
     watch.count_busy(populating_, end_of(p) - begin_of(p));
+    if (const auto digested = copy_lent(p, watch)) {
+      take_block(p, p.whole, held, scratch, watch, digested);
+      continue;
+    }
     if (p.whole != nullptr && read_cached(p, watch)) {
       take_block(p, p.whole, held, scratch, watch);
       continue;
@@ -308,6 +313,17 @@ CAIRN_BODY bool load_engine::read_cached(const needed_block& p, stage_watch& wat
   return true;
 }
 
+CAIRN_BODY std::optional<std::uint64_t> load_engine::copy_lent(const needed_block& p, stage_watch& watch) {
+  if (p.whole == nullptr || item_of(p).digests == nullptr || stored_ || gate_ != nullptr) return {};
+  const auto bytes = end_of(p) - begin_of(p);
+  const auto* const from = reads_.lent(file_of(p).key, item_of(p).offset + begin_of(p), bytes);
+  if (from == nullptr) return {};
+  hash_state hash;
+  digesting_copy(p.whole, from, bytes, hash);
+  watch.count_busy(reading_, bytes);
+  return hash.value();
+}
+
 CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges, bool stored,
                                          stage_watch& watch) {
   std::uint64_t bytes = 0;
@@ -325,14 +341,15 @@ CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges, boo
 }
 
 CAIRN_BODY void load_engine::take_block(const needed_block& p, std::byte* at, held_buffer* held,
-                                        std::byte*& scratch, stage_watch& watch) {
+                                        std::byte*& scratch, stage_watch& watch,
+                                        std::optional<std::uint64_t> digested) {
   const auto& item = item_of(p);
   const std::span<std::byte> block(at, static_cast<std::size_t>(end_of(p) - begin_of(p)));
   bytes_.fetch_add(block.size(), std::memory_order_relaxed);
   if (item.digests != nullptr) {
     const auto expected = item.digests[p.block];
-    auto got = digest(block);
-    watch.count_busy(verifying_, block.size());
+    auto got = digested ? *digested : digest(block);
+    if (!digested) watch.count_busy(verifying_, block.size());
     if (got != expected && !stored_ && reads_.figures().cached != 0) {
       const read_range range{file_of(p).key, item.offset + begin_of(p), block};
       read_ranges({&range, 1}, true, watch);
