@@ -62,7 +62,7 @@ TEST_CASE("zombies: without a property that the protocols rely on, the model fin
       {"publishing by a look before", {.publishing_is_atomic = false, .frozen_items = false}, 400},
       {"manifests that take effect after all else of their save is gone",
        {.manifests_die_with_marks = false, .frozen_items = false},
-       8660},
+       101690},
       {"removals that look before alone", {.removals_compare = false, .frozen_items = false}, 11970},
   };
   for (const auto& row : rows) {
