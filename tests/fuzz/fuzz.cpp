@@ -882,7 +882,7 @@ void read_job(input in) {
           });
     }
     case 1: {
-      using share = std::pair<cairn::process_share, std::vector<cairn::save_span>>;
+      using share = std::pair<cairn::process_share, cairn::detail::vector<cairn::save_span>>;
       return stable(
           static_cast<cairn::wire_error*>(nullptr),
           [](input from) {
@@ -1205,7 +1205,7 @@ void write_seeds(const std::string& root) {
           cairn_test::golden_manifest().content,
           cairn::shared_place{.id = 1, .bytes = 16384, .offset = 4096});
   cairn::wire_writer share;
-  cairn::encode(share, cairn::process_share{}, std::vector<cairn::save_span>(2));
+  cairn::encode(share, cairn::process_share{}, cairn::detail::vector<cairn::save_span>(2));
   put("job", "share", with_first(1, share.view()));
   cairn::wire_writer settings;
   cairn::detail::encode(settings, cairn::worker_settings{.cores = {1, 2}});

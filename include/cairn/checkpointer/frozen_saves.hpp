@@ -7,6 +7,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,10 +37,11 @@ class frozen_saves {
     look_at(plan, sources);
     if (files_.empty() || gives_up_) return whole;
     std::vector<save_attempt> from;
-    for (auto i = saves_.rbegin(); i != saves_.rend(); ++i) {
-      if (i->files != files_ || i->memory != memory_) break;
-      from.push_back(i->attempt);
-      if (!i->committed) continue;
+    for (auto i = saves_.size(); i-- > 0;) {
+      const auto& earlier = saves_[i];
+      if (earlier.files != files_ || earlier.memory != memory_) break;
+      from.push_back(earlier.attempt);
+      if (!earlier.committed) continue;
       if (rest_ == nullptr) rest_ = detail::make_shared<const image_layout>(with_linked_files(*whole));
       c.link_from = std::move(from);
       return rest_;
@@ -98,7 +100,7 @@ class frozen_saves {
     for (const auto& place : whole_->items)
       if (plan.items[place.item].flags.frozen) memory_.push_back(sources[place.item].view.data);
   }
-  [[nodiscard]] std::vector<save>::iterator last_committed() noexcept {
+  [[nodiscard]] save* last_committed() noexcept {
     auto found = saves_.begin();
     for (auto i = saves_.begin(); i != saves_.end(); ++i)
       if (i->committed) found = i;
@@ -106,7 +108,7 @@ class frozen_saves {
   }
 
   std::mutex mutex_;
-  std::vector<save> saves_;  // in the order in which they began; from the newest committed one on
+  vector<save> saves_;  // in the order in which they began; from the newest committed one on
   std::shared_ptr<const image_layout> whole_;
   std::vector<linked_file> files_;        // of whole_
   std::vector<const std::byte*> memory_;  // of its frozen items

@@ -7,6 +7,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -65,7 +66,7 @@ class item_positions {
     late_ =
         static_cast<std::size_t>(std::count_if(first_.begin(), first_.end(), [](auto n) { return n != 0; }));
     std::partial_sum(first_.begin(), first_.end(), first_.begin());
-    auto parts = detail::make_shared<std::vector<part>>(first_.back());
+    auto parts = detail::make_shared<vector<part>>(first_.back());
     auto next = first_;
     each_late([&](std::size_t name, const item_placement& at) {
       (*parts)[next[name]++] = {at.begin, at.begin + at.bytes, at.item};
@@ -110,7 +111,7 @@ class item_positions {
   /// Whether a name has items on this rank that are copied late.
   [[nodiscard]] bool is_late(std::size_t i) const { return first_[i] != first_[i + 1]; }
   /// The parts of the items of all names; parts_of() says which belong to consecutive names.
-  [[nodiscard]] const std::shared_ptr<const std::vector<part>>& parts() const noexcept { return parts_; }
+  [[nodiscard]] const std::shared_ptr<const vector<part>>& parts() const noexcept { return parts_; }
   [[nodiscard]] range parts_of(range names) const { return {first_[names.first], first_[names.last]}; }
 
  private:
@@ -119,8 +120,8 @@ class item_positions {
   std::vector<named> names_;        // in order
   std::vector<std::size_t> place_;  // of each entry, in names_
   std::shared_ptr<const image_layout> layout_;
-  std::shared_ptr<const std::vector<part>> parts_;  // by name
-  std::vector<std::size_t> first_;                  // part of each name, and their number
+  std::shared_ptr<const vector<part>> parts_;  // by name
+  std::vector<std::size_t> first_;             // part of each name, and their number
   std::size_t late_ = 0;
 };
 

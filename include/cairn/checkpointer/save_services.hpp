@@ -13,6 +13,7 @@
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/observe/save_history.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <atomic>
 #include <exception>
@@ -127,7 +128,7 @@ class save_services {
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
     if (retaining_ != nullptr) retaining_->ended(report.step, failure == nullptr, listing, journal);
-    std::vector<save_span> spans;
+    vector<save_span> spans;
     try {
       if (journal != nullptr) spans = journal->spans();
     } catch (...) {
@@ -157,7 +158,7 @@ class save_services {
   }
   /// A save that goes to no store is held by this rank.
   void held(const save_report& report, save_journal* journal) noexcept {
-    std::vector<save_span> spans;
+    vector<save_span> spans;
     try {
       if (journal != nullptr) spans = journal->spans();
     } catch (...) {  // as above

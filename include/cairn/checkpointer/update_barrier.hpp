@@ -73,7 +73,7 @@ class update_barrier {
                                       std::chrono::nanoseconds handover) {
     std::shared_ptr<save_progress> save;
     staged_image image;
-    std::shared_ptr<const std::vector<item_positions::part>> parts;
+    std::shared_ptr<const vector<item_positions::part>> parts;
     item_positions::range range, wanted;
     {
       const std::lock_guard lock(mutex_);

@@ -9,10 +9,10 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstdint>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -34,10 +34,10 @@ void encode(wire_writer& out, const metadata& m);
 [[nodiscard]] metadata decode_metadata(wire_reader& in);
 
 /// What a worker did so far, and when, since it said so last.
-void encode(wire_writer& out, const process_share& share, const std::vector<save_span>& spans);
+void encode(wire_writer& out, const process_share& share, const detail::vector<save_span>& spans);
 /// For reports only: what it says is checked for sense, not for truth. `process`: who sent it.
 [[nodiscard]] process_share decode_share(wire_reader& in, std::int64_t process,
-                                         std::vector<save_span>& spans);
+                                         detail::vector<save_span>& spans);
 
 /// A place in shared memory; the descriptor goes beside the bytes.
 void encode(wire_writer& out, const shared_place& place);

@@ -10,6 +10,7 @@
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <sys/eventfd.h>
 
@@ -33,7 +34,7 @@ namespace detail {
 
 /// Puts what a worker says of its costs into the report.
 inline void note_worker(save_progress& progress, wire_reader& in, ::pid_t worker) {
-  std::vector<save_span> spans;
+  vector<save_span> spans;
   const auto share = decode_share(in, worker, spans);
   in.finish();
   progress.note([&](save_report& r) { r.writing = share; });

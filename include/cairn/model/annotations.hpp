@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/compiler.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -10,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -94,13 +94,13 @@ class annotations {
   [[nodiscard]] bool empty() const noexcept { return list_.empty(); }
   [[nodiscard]] std::size_t size() const noexcept { return list_.size(); }
   /// The first one; they are sorted by name.
-  [[nodiscard]] std::vector<annotation>::const_iterator begin() const noexcept { return list_.begin(); }
+  [[nodiscard]] const annotation* begin() const noexcept { return list_.begin(); }
   /// One past the last one.
-  [[nodiscard]] std::vector<annotation>::const_iterator end() const noexcept { return list_.end(); }
+  [[nodiscard]] const annotation* end() const noexcept { return list_.end(); }
   friend bool operator==(const annotations&, const annotations&) = default;
 
  private:
-  std::vector<annotation> list_;
+  detail::vector<annotation> list_;
 };
 
 /// As docs/format.md says.

@@ -142,7 +142,7 @@ class compact_reader {
     if (left() != 0) fail_here("bytes follow the end");
   }
   /// Throws wire_error with this reason and the offset that reading has come to.
-  [[noreturn]] void fail_here(const char* why) const {
+  [[noreturn, gnu::cold]] void fail_here(const char* why) const {
     throw wire_error(why, static_cast<std::size_t>(at_ - begin_));
   }
 

@@ -3,6 +3,7 @@
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/extents.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -181,5 +182,4 @@ class chunk_set {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/model/chunk_set.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/metadata.hpp>
 #include <cairn/system/callback.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -38,9 +39,9 @@ class known_blocks {
   [[nodiscard]] const filled_memory* find(const std::shared_ptr<const void>& state,
                                           const item_key& part) const noexcept;
   /// Forgets what lies in these ranges, whatever state it belongs to, and what belongs to states that are gone.
-  void forget(std::vector<memory_range> ranges);
+  void forget(detail::vector<memory_range> ranges);
   /// Remembers what memory holds now, and forgets what else lay there.
-  void put(const std::shared_ptr<const void>& state, std::vector<filled_memory> parts);
+  void put(const std::shared_ptr<const void>& state, detail::vector<filled_memory> parts);
   /// Forgets everything.
   void clear() noexcept { states_.clear(); }
   /// True if nothing is known.
@@ -51,7 +52,7 @@ class known_blocks {
  private:
   struct known_state {
     std::shared_ptr<const void> state;
-    std::vector<filled_memory> parts;  ///< by key
+    detail::vector<filled_memory> parts;  ///< by key
   };
   detail::vector<known_state> states_;
 };
@@ -80,5 +81,4 @@ struct block_pass {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/model/known_blocks.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/chunk_progression.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -89,7 +89,7 @@ class progression_joiner {
   }
 
   Sink sink_;
-  std::vector<chunk_progression> open_;
+  vector<chunk_progression> open_;
   std::size_t begin_ = 0;
 };
 

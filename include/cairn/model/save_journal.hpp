@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/clocks.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <unistd.h>
 
@@ -8,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -64,11 +64,11 @@ class save_journal {
     put({kind, process_, begin, end, bytes, process_cpu_now()});
   }
   /// Adds spans of another process.
-  void append(const std::vector<save_span>& spans) noexcept;
+  void append(const detail::vector<save_span>& spans) noexcept;
   /// A copy of all spans so far, of all processes, in no order.
-  [[nodiscard]] std::vector<save_span> spans() const;
+  [[nodiscard]] detail::vector<save_span> spans() const;
   /// Returns the spans since the last call of take().
-  [[nodiscard]] std::vector<save_span> take();
+  [[nodiscard]] detail::vector<save_span> take();
 
  private:
   static constexpr std::size_t none = SIZE_MAX;
@@ -79,7 +79,7 @@ class save_journal {
   void put(const save_span& span) noexcept;
 
   mutable std::mutex mutex_;
-  std::vector<save_span> spans_;
+  detail::vector<save_span> spans_;
   std::array<std::size_t, static_cast<std::size_t>(last_span_kind) + 1> last_ = all_none();
   std::int64_t process_ = ::getpid();
 
@@ -105,9 +105,9 @@ class span_note {
   std::int64_t begin_;
 };
 
-void encode(wire_writer& out, const std::vector<save_span>& spans);
+void encode(wire_writer& out, const detail::vector<save_span>& spans);
 /// Spans of the process `process`. @throws wire_error
-[[nodiscard]] std::vector<save_span> decode_spans(wire_reader& in, std::int64_t process);
+[[nodiscard]] detail::vector<save_span> decode_spans(wire_reader& in, std::int64_t process);
 
 }  // namespace v1
 }  // namespace cairn

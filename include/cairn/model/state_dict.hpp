@@ -7,6 +7,7 @@
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/system/callback.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -176,7 +177,9 @@ class state_dict {
   void rebind(std::string_view name, const tensor_view& view);
 
   /// All entries in the order of registration.
-  [[nodiscard]] std::span<const state_entry> entries() const noexcept { return entries_; }
+  [[nodiscard]] std::span<const state_entry> entries() const noexcept {
+    return {entries_.data(), entries_.size()};
+  }
   /// The entry with a name, or nullptr.
   [[nodiscard]] const state_entry* find(std::string_view name) const;
   /// True if it has no item.
@@ -253,7 +256,7 @@ class state_dict {
   [[nodiscard]] std::size_t index_of(std::string_view name) const noexcept;
   void index(std::size_t entry);
 
-  std::vector<state_entry> entries_;
+  detail::vector<state_entry> entries_;
   std::vector<std::size_t> slots_;  // a hash table of the names: one more than the number of an entry, or 0
   std::int64_t version_ = 0;
   detail::callback<void(migration&)> migrate_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/system/compiler.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <string>
@@ -40,5 +41,4 @@ class near_names {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/near_names.ipp>
-#include <cairn/system/vector.hpp>
 #endif

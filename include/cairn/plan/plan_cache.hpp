@@ -4,6 +4,7 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/plan/source_cache.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -83,5 +84,4 @@ class plan_cache {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/plan_cache.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -4,6 +4,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/source_table.hpp>
 #include <cairn/model/state_dict.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -63,5 +64,4 @@ class source_cache {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/source_cache.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -7,6 +7,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -134,5 +135,4 @@ class copy_job {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/stage/copy_job.ipp>
-#include <cairn/system/vector.hpp>
 #endif

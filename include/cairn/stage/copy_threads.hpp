@@ -10,6 +10,7 @@
 #include <cairn/system/owned.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/thread_settings.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <condition_variable>
 #include <memory>
@@ -72,5 +73,4 @@ class copy_threads {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/stage/copy_threads.ipp>
-#include <cairn/system/vector.hpp>
 #endif

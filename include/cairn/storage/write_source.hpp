@@ -9,6 +9,7 @@
 #include <cairn/system/owned.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <array>
 #include <atomic>
@@ -110,5 +111,4 @@ class write_source {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/write_source.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -77,7 +77,7 @@ struct peer_error : error {
 };
 
 /// Throws the class that belongs to the id's kind.
-[[noreturn]] void fail(error_id id, std::string_view message, error_fields fields = {});
+[[noreturn, gnu::cold]] void fail(error_id id, std::string_view message, error_fields fields = {});
 
 /// The same as `fail`, as a pointer to hand on.
 [[nodiscard]] std::exception_ptr make_failure(error_id id, std::string_view message,

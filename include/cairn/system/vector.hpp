@@ -3,6 +3,7 @@
 #include <cairn/system/compiler.hpp>
 
 #include <cstddef>
+#include <initializer_list>
 #include <new>
 #include <type_traits>
 
@@ -37,6 +38,10 @@ class vector : vector_memory {
  public:
   vector() noexcept = default;
   explicit vector(std::size_t count) : vector() { extend(count); }
+  vector(std::initializer_list<T> items) : vector() {
+    reserve(items.size());
+    for (const T& item : items) push_back(item);
+  }
   vector(const vector& other) : vector() {
     reserve(other.size_);
     for (const T& item : other) push_back(item);
@@ -114,6 +119,14 @@ class vector : vector_memory {
     while (from != end()) pop_back();
   }
   void erase(T* at) noexcept { erase(at, at + 1); }
+
+  friend bool operator==(const vector& a, const vector& b) {
+    if (a.size_ != b.size_) return false;
+    for (std::size_t i = 0; i < a.size_; ++i)
+      if (!(a[i] == b[i])) return false;
+    return true;
+  }
+
   void clear() noexcept {
     if constexpr (std::is_trivially_destructible_v<T>)
       size_ = 0;

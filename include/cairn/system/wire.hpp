@@ -109,7 +109,7 @@ class wire_reader {
     if (left() != 0) fail_here("bytes follow the end");
   }
   /// Throws wire_error with this reason and offset().
-  [[noreturn]] void fail_here(const char* why) const;
+  [[noreturn, gnu::cold]] void fail_here(const char* why) const;
 
  private:
   std::span<const std::byte> bytes_;

@@ -19,13 +19,13 @@
 #include <cairn/model/stored_items.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -141,12 +141,13 @@ CAIRN_BODY metadata decode_metadata(wire_reader& in) {
   return m;
 }
 
-CAIRN_BODY void encode(wire_writer& out, const process_share& share, const std::vector<save_span>& spans) {
+CAIRN_BODY void encode(wire_writer& out, const process_share& share, const detail::vector<save_span>& spans) {
   out.put(share.bytes).put(share.seconds).put(share.cpu_seconds);
   encode(out, spans);
 }
 
-CAIRN_BODY process_share decode_share(wire_reader& in, std::int64_t process, std::vector<save_span>& spans) {
+CAIRN_BODY process_share decode_share(wire_reader& in, std::int64_t process,
+                                      detail::vector<save_span>& spans) {
   process_share share;
   share.process = process, share.bytes = in.get<std::uint64_t>();
   share.seconds = in.get<double>(), share.cpu_seconds = in.get<double>();

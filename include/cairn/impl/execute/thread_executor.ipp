@@ -9,11 +9,11 @@
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/thread_settings.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -46,7 +46,7 @@ class job_queue final : public thread_work {
 
  private:
   const thread_settings settings_;
-  std::vector<save_job> jobs_;
+  vector<save_job> jobs_;
   bool running_ = false;
 };
 }  // namespace detail

@@ -27,6 +27,7 @@
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/shared_segment.hpp>
+#include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <fcntl.h>
@@ -268,7 +269,7 @@ CAIRN_BODY void serve_request(worker_session& session, worker_request& request, 
   const auto with_costs = [&](wire_writer out) {
     auto share = progress->report().writing;
     share.cpu_seconds = 1e-9 * static_cast<double>(process_cpu_now() - cpu);
-    encode(out, share, notes.journal != nullptr ? notes.journal->take() : std::vector<save_span>());
+    encode(out, share, notes.journal != nullptr ? notes.journal->take() : vector<save_span>());
     return out.take();
   };
   progress->on_written([&] { session.say(frame_kind::written, with_costs({})); });

@@ -6,6 +6,7 @@
 #include <cairn/model/progression_joiner.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -129,7 +130,7 @@ CAIRN_BODY bool chunk_set::is_joined() const noexcept {
 }
 
 CAIRN_BODY chunk_set chunk_set::joined() const {
-  std::vector<chunk_progression> open;
+  detail::vector<chunk_progression> open;
   for (std::size_t at = 0; at < words_.size();) {
     auto p = words_.read(at);
     for (; !open.empty() && open.back().rank < p.rank && detail::join(open.back(), p); open.pop_back())

@@ -5,6 +5,7 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/tensor_view.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +13,6 @@
 #include <memory>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -51,9 +51,9 @@ CAIRN_BODY const filled_memory* known_blocks::find(const std::shared_ptr<const v
   return nullptr;
 }
 
-CAIRN_BODY void known_blocks::forget(std::vector<memory_range> ranges) {
+CAIRN_BODY void known_blocks::forget(detail::vector<memory_range> ranges) {
   detail::sort(ranges, [](const memory_range& a, const memory_range& b) { return a.begin < b.begin; });
-  std::vector<memory_range> joined;  // apart from each other, so that their ends ascend, too
+  detail::vector<memory_range> joined;  // apart from each other, so that their ends ascend, too
   for (const auto& r : ranges) {
     if (r.begin == r.end) continue;
     if (!joined.empty() && r.begin <= joined.back().end)
@@ -73,8 +73,8 @@ CAIRN_BODY void known_blocks::forget(std::vector<memory_range> ranges) {
 }
 
 CAIRN_BODY void known_blocks::put(const std::shared_ptr<const void>& state,
-                                  std::vector<filled_memory> parts) {
-  std::vector<memory_range> ranges;
+                                  detail::vector<filled_memory> parts) {
+  detail::vector<memory_range> ranges;
   ranges.reserve(parts.size());
   for (const auto& p : parts) ranges.push_back(p.memory);
   forget(std::move(ranges));

@@ -3,6 +3,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <unistd.h>
@@ -14,7 +15,6 @@
 #include <cstdint>
 #include <ctime>
 #include <mutex>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -27,19 +27,19 @@ CAIRN_BODY const char* name_of(span_kind kind) noexcept {
   return number < names.size() ? names[number] : "unknown";
 }
 
-CAIRN_BODY void save_journal::append(const std::vector<save_span>& spans) noexcept {
+CAIRN_BODY void save_journal::append(const detail::vector<save_span>& spans) noexcept {
   for (const auto& span : spans) put(span);
 }
 
-CAIRN_BODY std::vector<save_span> save_journal::spans() const {
+CAIRN_BODY detail::vector<save_span> save_journal::spans() const {
   const std::lock_guard lock(mutex_);
   return spans_;
 }
 
-CAIRN_BODY std::vector<save_span> save_journal::take() {
+CAIRN_BODY detail::vector<save_span> save_journal::take() {
   const std::lock_guard lock(mutex_);
   last_.fill(none);
-  std::vector<save_span> taken;
+  detail::vector<save_span> taken;
   taken.swap(spans_);
   return taken;
 }
@@ -71,13 +71,13 @@ CAIRN_BODY span_note::~span_note() {
   if (journal_ != nullptr) journal_->add(kind_, begin_, steady_now(), bytes_);
 }
 
-CAIRN_BODY void encode(wire_writer& out, const std::vector<save_span>& spans) {
+CAIRN_BODY void encode(wire_writer& out, const detail::vector<save_span>& spans) {
   out.put(static_cast<std::uint64_t>(spans.size()));
   for (const auto& s : spans) out.put(s.kind).put(s.begin).put(s.end).put(s.bytes).put(s.cpu);
 }
 
-CAIRN_BODY std::vector<save_span> decode_spans(wire_reader& in, std::int64_t process) {
-  std::vector<save_span> spans(in.get_count(33));
+CAIRN_BODY detail::vector<save_span> decode_spans(wire_reader& in, std::int64_t process) {
+  detail::vector<save_span> spans(in.get_count(33));
   for (auto& s : spans) {
     s.process = process;
     s.kind = in.get_enum(last_span_kind);

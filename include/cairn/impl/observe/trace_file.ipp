@@ -11,6 +11,7 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/sorted_map.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <unistd.h>
 
@@ -200,7 +201,8 @@ CAIRN_BODY void trace_file::shared::put_save(std::string& out, const observation
   const auto& r = *what.report;
   const auto now = steady_now();
   auto begin = now;
-  std::vector<save_span> spans(what.spans.begin(), what.spans.end());
+  detail::vector<save_span> spans;
+  for (const auto& each : what.spans) spans.push_back(each);
   detail::sort(spans, [](const auto& a, const auto& b) { return a.begin < b.begin; });
   for (const auto& s : spans) begin = std::min(begin, s.begin);
   put_span(out, trainer, track::saves, "save " + name, begin, now, r.bytes);

@@ -226,7 +226,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(
     checkpoint_type& checkpoint, std::vector<std::int32_t> ranks, deadline until,
     detail::callback<void(std::int32_t, std::span<const std::byte>)> sink) {
   detail::erase_if(ranks, [&](auto r) { return checkpoint.has_record(r); });
-  std::vector<detail::owned<stored_record>> records(ranks.size());
+  detail::vector<detail::owned<stored_record>> records(ranks.size());
   std::atomic<std::uint64_t> bytes{0};
   detail::parallel_for(ranks.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
     const auto& named = checkpoint.manifest().records[static_cast<std::size_t>(ranks[i])];

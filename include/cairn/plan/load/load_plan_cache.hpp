@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/plan.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -72,5 +73,4 @@ class load_plan_cache {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/load/load_plan_cache.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -8,6 +8,7 @@
 #include <cairn/model/state_entry.hpp>
 #include <cairn/model/stored_items.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstdint>
 #include <string>
@@ -80,5 +81,4 @@ class load_planning {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/plan/load/load_planning.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -7,12 +7,12 @@
 #include <cairn/model/item.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -132,7 +132,7 @@ class plan_summary {
   [[nodiscard]] chunk_set chunks(std::size_t i, bool boxes) const;
 
   std::string names_;
-  std::vector<summary_item> items_;
+  detail::vector<summary_item> items_;
   detail::progression_words words_;
 };
 

@@ -8,6 +8,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/sorted_map.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <condition_variable>
 #include <cstddef>
@@ -84,5 +85,4 @@ class attempts_under_way {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/attempts_under_way.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -10,6 +10,7 @@
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/sorted_map.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -106,5 +107,4 @@ class checkpoint_catalog {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/checkpoint_catalog.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -6,6 +6,7 @@
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -135,5 +136,4 @@ void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/commit_parts.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -7,6 +7,7 @@
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -65,7 +66,7 @@ class record_collection {
 
   /// The headers in rank order. @pre this rank's record was published. @throws what a rank that failed
   /// reported, plan_error, peer_error.
-  [[nodiscard]] std::vector<record_header> collect(deadline until);
+  [[nodiscard]] vector<record_header> collect(deadline until);
 
  private:
   /// @throws peer_error (peer_lost) if the record of a rank will never come.
@@ -86,7 +87,7 @@ class record_collection {
   std::int32_t block_ranks_ = 0;       ///< 0: a small world, where every record is read by itself
   std::vector<std::int32_t> missing_;  ///< ascending
   std::vector<std::int32_t> blocks_;   ///< first ranks of those that did not appear yet, ascending
-  std::vector<record_header> headers_;
+  vector<record_header> headers_;
   deadline ask_for_peers_ = deadline::in(std::chrono::nanoseconds(0));
   bool damaged_ = false;  ///< an object of a block was of no use
 };

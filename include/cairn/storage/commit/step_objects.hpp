@@ -6,6 +6,7 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/function_ref.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -114,5 +115,4 @@ class step_objects {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/commit/step_objects.ipp>
-#include <cairn/system/vector.hpp>
 #endif

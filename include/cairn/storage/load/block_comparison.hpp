@@ -5,6 +5,7 @@
 #include <cairn/storage/load/load_work.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -43,8 +44,8 @@ class block_comparison {
 
   const load_work& work_;
   block_pass& pass_;
-  std::vector<filled_memory> parts_;  ///< of each want
-  std::vector<bool> changes_;         ///< of each want
+  vector<filled_memory> parts_;  ///< of each want
+  std::vector<bool> changes_;    ///< of each want
   vector<block_place> blocks_;
 };
 
@@ -54,5 +55,4 @@ class block_comparison {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/block_comparison.ipp>
-#include <cairn/system/vector.hpp>
 #endif

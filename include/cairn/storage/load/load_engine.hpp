@@ -10,6 +10,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -175,5 +176,4 @@ class load_engine {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/load_engine.ipp>
-#include <cairn/system/vector.hpp>
 #endif

@@ -7,6 +7,7 @@
 #include <cairn/model/stored_items.hpp>
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/storage/load/load_work.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -61,5 +62,4 @@ void forget_resized(block_pass& pass, const state_dict& state, const read_item& 
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/planned_want.ipp>
-#include <cairn/system/vector.hpp>
 #endif

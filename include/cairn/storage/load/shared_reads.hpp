@@ -11,6 +11,7 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/list_view.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -121,5 +122,4 @@ class shared_blocks final : public shared_source {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/load/shared_reads.ipp>
-#include <cairn/system/vector.hpp>
 #endif

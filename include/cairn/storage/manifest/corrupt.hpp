@@ -11,8 +11,8 @@ inline namespace v1 {
 namespace detail {
 
 /// Says that a file's bytes are not what cairn writes, and where. @throws corrupt_error always.
-[[noreturn]] void corrupt(error_id id, std::string_view what, std::string_view file, std::uint64_t offset,
-                          std::string expected = {}, std::string got = {});
+[[noreturn, gnu::cold]] void corrupt(error_id id, std::string_view what, std::string_view file,
+                                     std::uint64_t offset, std::string expected = {}, std::string got = {});
 
 /// A digest as messages show it.
 [[nodiscard]] std::string digest_text(std::uint64_t value);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -68,5 +69,4 @@ struct manifest_counts {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/storage/manifest/manifest_reader.ipp>
-#include <cairn/system/vector.hpp>
 #endif

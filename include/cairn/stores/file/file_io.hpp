@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/stores/file/posix_file_system.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -174,5 +175,4 @@ class bounce_buffers {
 
 #if !defined(CAIRN_COMPILED)
 #include <cairn/impl/stores/file/file_io.ipp>
-#include <cairn/system/vector.hpp>
 #endif

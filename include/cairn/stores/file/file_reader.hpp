@@ -7,6 +7,7 @@
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/sorted_map.hpp>
 #include <cairn/system/vector.hpp>
 
 #include <fcntl.h>
@@ -18,7 +19,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -148,10 +148,10 @@ class file_reader {
   /// The file of a key, which stays open while this is held.
   [[nodiscard]] std::shared_ptr<source> source_of(std::string_view key) {
     const std::lock_guard lock(mutex_);
-    auto found = sources_.find(key);
+    auto found = sources_.find(std::string(key));
     if (found == sources_.end()) {
       if (sources_.size() >= max_open()) static_cast<void>(close_one_unused());
-      found = sources_.emplace(std::string(key), detail::make_shared<source>()).first;
+      found = sources_.try_emplace(std::string(key), detail::make_shared<source>()).first;
     }
     found->second->used = ++uses_;
     return found->second;
@@ -182,7 +182,7 @@ class file_reader {
   }
   void forget(std::string_view key) {
     const std::lock_guard lock(mutex_);
-    if (const auto found = sources_.find(key); found != sources_.end()) sources_.erase(found);
+    sources_.erase(std::string(key));
   }
 
   void read_once(std::span<const read_range> ranges) {
@@ -249,7 +249,7 @@ class file_reader {
   const bool from_cache_;
   read_counts counts_;
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<source>, std::less<>> sources_;
+  sorted_map<std::string, std::shared_ptr<source>> sources_;
   std::uint64_t uses_ = 0;
 };
 

@@ -13,9 +13,10 @@ inline namespace v1 {
 namespace detail {
 
 /// Throws the typed error for `code` (a positive errno) of `call` on `path`.
-[[noreturn]] void fail_io(int code, std::string_view call, std::string_view path, std::int64_t offset = -1,
-                          std::optional<std::uint64_t> needed = {}, std::optional<space_left> left = {},
-                          const std::vector<quota_use>& quotas = {});
+[[noreturn, gnu::cold]] void fail_io(int code, std::string_view call, std::string_view path,
+                                     std::int64_t offset = -1, std::optional<std::uint64_t> needed = {},
+                                     std::optional<space_left> left = {},
+                                     const std::vector<quota_use>& quotas = {});
 
 }  // namespace detail
 }  // namespace v1

@@ -55,7 +55,8 @@ CAIRN_BODY void plan_summary::reserve(std::size_t items, std::size_t names, std:
 }
 
 CAIRN_BODY summary_item& plan_summary::add(std::string_view name, const summary_item& definition) {
-  auto& item = items_.emplace_back(definition);
+  items_.push_back(definition);
+  auto& item = items_.back();
   item.name_begin = names_.size();
   item.name_size = static_cast<std::uint32_t>(name.size());
   item.words = words_.size();

@@ -16,6 +16,7 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/thread_pool.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <array>
@@ -171,7 +172,7 @@ CAIRN_BODY record_collection::record_collection(const any_store& store, const st
       blocks_.push_back(r);
 }
 
-CAIRN_BODY std::vector<record_header> record_collection::collect(deadline until) {
+CAIRN_BODY vector<record_header> record_collection::collect(deadline until) {
   poll_backoff pause(c_.attempt, c_.rank);
   for (std::uint64_t poll = 0;; ++poll) {
     if (block_ranks_ == 0) {

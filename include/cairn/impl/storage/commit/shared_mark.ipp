@@ -12,6 +12,7 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <chrono>
@@ -31,7 +32,7 @@ CAIRN_BODY std::shared_ptr<const void> shared_mark::leave(const run_id& run) {
   wire_writer about;
   about.put(static_cast<std::int64_t>(std::time(nullptr))).put(this_host());
   const auto bytes = about.take();
-  auto held = detail::make_shared<std::vector<any_store::object_writer>>();
+  auto held = detail::make_shared<vector<any_store::object_writer>>();
   for (const auto& key : {early_key(run), key_of(run)}) {
     if (!has_locks()) {
       store_.put_new(key, bytes);

@@ -12,6 +12,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -159,7 +160,7 @@ CAIRN_BODY bool block_comparison::is_in_memory(const load_work& work, block_plac
 CAIRN_BODY void block_comparison::begin() {
   if (pass_.ready) pass_.ready();
   if (pass_.what == block_pass::action::remember) return;
-  std::vector<memory_range> written;
+  vector<memory_range> written;
   for (std::size_t k = 0; k < parts_.size(); ++k)
     if (changes_[k]) written.push_back(parts_[k].memory);
   pass_.known->forget(std::move(written));

@@ -16,19 +16,19 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace cairn {
 inline namespace v1 {
 
 struct stored_checkpoint::contents {
   cairn::manifest manifest;
-  std::vector<detail::owned<stored_record>> records;
+  detail::vector<detail::owned<stored_record>> records;
 };
 
 CAIRN_BODY stored_checkpoint::stored_checkpoint(cairn::manifest m)
