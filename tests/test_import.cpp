@@ -3,11 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <cairn/checkpointer.hpp>
+#include <cairn/manage/compare.hpp>
 #include <cairn/manage/import_safetensors.hpp>
+#include <cairn/manage/verify.hpp>
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <support/faulty_store.hpp>
 #include <support/planner_conformance.hpp>
 
 #include <algorithm>
@@ -16,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -141,6 +145,43 @@ TEST_CASE("an import that was ended leaves no checkpoint, and the next one makes
   CHECK(looks.list().empty());
   CHECK(cairn::import_safetensors(reader, cairn::any_store(store)).complete);
   CHECK(looks.list() == std::vector<std::int64_t>{0});
+}
+
+TEST_CASE("a fault at any call of an import leaves a whole checkpoint or none, and the next one makes it") {
+  cairn::memory_store source;
+  put(source, "a.safetensors", {{"w", {2, 50}, 0, {0, 0}, {3, 50}, true}, {"bias", {5}, 7}});
+  put(source, "b.safetensors", {{"w", {1, 50}, 100, {2, 0}, {3, 50}, true}});
+  const auto reader = cairn::safetensors_files(source).reader();
+  const auto import_into = [&](const cairn::memory_store& store,
+                               const std::shared_ptr<cairn_test::store_faults>& faults) {
+    try {
+      (void)cairn::import_safetensors(
+          reader, cairn::any_store(cairn_test::faulty_store<cairn::memory_store>{store, faults}));
+      return false;
+    } catch (const cairn::error&) {
+      return true;
+    }
+  };
+  const auto none = std::make_shared<cairn_test::store_faults>();
+  CHECK(!import_into({}, none));
+  int failures = 0;
+  for (std::uint64_t at = 0; at < none->count(); ++at) {
+    CAPTURE(at);
+    cairn::memory_store store;
+    const auto faults = std::make_shared<cairn_test::store_faults>();
+    faults->fail_at(cairn_test::store_call::any, at, false, at % 2 == 1);
+    const bool failed = import_into(store, faults);
+    failures += failed;
+    cairn::safetensors_reader imported{cairn::any_store(store)};
+    if (imported.list().empty()) {
+      CHECK(failed);
+      CHECK(cairn::import_safetensors(reader, cairn::any_store(store)).complete);
+    }
+    CHECK(cairn::verify_checkpoint(imported, 0).good());
+    cairn::readable_checkpoint made{imported, 0}, was{reader};
+    CHECK(cairn::compare_checkpoints(made, was).equal());
+  }
+  CHECK(failures > 5);
 }
 
 TEST_CASE("of what is damaged nothing is made") {

@@ -12,8 +12,12 @@
 #include <cairn/checkpointer/persist_schedule.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/populate.hpp>
 #include <cairn/tiers/held_record.hpp>
+#include <cairn/tiers/held_store.hpp>
 #include <cairn/tiers/local_tier.hpp>
+#include <cairn/tiers/tier_files.hpp>
 #include <paths.hpp>
 #include <support/process_ranks.hpp>
 #include <support/sanitized.hpp>
@@ -22,6 +26,7 @@
 #include <support/tier_archetype.hpp>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -846,6 +851,55 @@ TEST_CASE("what a local tier cannot be is refused with a sentence") {
     refused(tier, 2, "another process");
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+TEST_CASE("an image that finds no room in memory takes none from others") {
+  const cairn_test::small_disk disk("size=20m");
+  if (!disk.mounted()) return;
+  const cairn::detail::file_descriptor file(
+      ::open((disk.path() + "/image").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  CHECK(cairn::detail::allocate_in_memory(file.get(), std::uint64_t{64} << 20) == ENOSPC);
+  struct statfs now {};
+  REQUIRE(::statfs(disk.path().c_str(), &now) == 0);
+  CHECK(now.f_bavail == now.f_blocks);
+}
+TEST_CASE("an image in memory that becomes shorter while it is mapped is read, and refused") {
+  scratch_directory store;
+  scratch_directory memory("/dev/shm");
+  process_ranks one(1);
+  one.kill_at(0, "held");
+  const auto store_path = store.path();
+  const auto tier = memory.path() + "/tier";
+  static_cast<void>(one.run([=](rank_process& me) {
+    std::vector<float> w(std::size_t{1} << 20);
+    cairn::state_dict state;
+    state.tensor("w", w, {static_cast<std::int64_t>(w.size())});
+    cairn::checkpointer ckpt{cairn::file_store{store_path}, cairn::local_tier{tier},
+                             cairn::persist{.every = 1000}, cairn::checkpointer_options{.quiet = true}};
+    static_cast<void>(ckpt.resume(state));
+    ckpt.save(state, 1).wait_held();
+    me.point("held");
+  }));
+  std::vector<cairn::detail::held_name> names;
+  for (const auto& entry : fs::directory_iterator(tier))
+    if (const auto name = cairn::detail::parse_held_name(entry.path().filename().string()))
+      names.push_back(*name);
+  std::vector<std::string> damaged;
+  const auto saves = cairn::detail::complete_saves(tier, names, damaged);
+  REQUIRE(saves.size() == 1);
+  const cairn::detail::held_store held(tier, saves[0], names);
+  auto session = held.begin_reads();
+  const auto key = cairn::data_key(1, 0, saves[0].attempt, 0);
+  constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+  if (session.lent(key, 0, mib) == nullptr) return;  // nothing is mapped here
+  std::vector<std::byte> room(mib);
+  // A kernel before Linux 5.14 does not tell.
+  if (::madvise(room.data() + 4096 - reinterpret_cast<std::uintptr_t>(room.data()) % 4096, 4096,
+                cairn::detail::madvise_populate_read) != 0)
+    return;
+  fs::resize_file(tier + "/" + cairn::detail::slot_name(0, names[0].slot), 4096);
+  CHECK(session.lent(key, 2 * mib, mib) == nullptr);
+  const cairn::read_range range{key, 2 * mib, room};
+  CHECK_THROWS_AS(session.read({&range, 1}), cairn::corrupt_error);
 }
 TEST_CASE("a directory with files of something else is refused, and they stay") {
   scratch_directory store;

@@ -256,6 +256,11 @@ TEST_CASE(
   CHECK(server.count("DeleteObjects") == 3);
   CHECK(server.objects().keys("bucket").empty());
 
+  fill();  // an answer that leaves some out says nothing of them
+  server.objects().rules.unheard = "rank-77";
+  CHECK(store.remove_all(keys));
+  CHECK(server.objects().keys("bucket").empty());
+
   fill();
   server.faults.add("error DeleteObjects all status=501 code=NotImplemented");
   CHECK(store.remove_all(keys));
@@ -346,6 +351,13 @@ TEST_CASE("who follows a run in a bucket asks for what is newer, however much is
   CHECK(server.count("ListMultipartUploads") == 1);  // who lives
   CHECK(server.journal().size() == 4);               // and its manifest
 
+  // A key that may only read does not see who lives.
+  server.faults.add("error ListMultipartUploads all status=403 code=AccessDenied");
+  auto reads = ckpt.follow({.after = 3, .timeout = std::chrono::nanoseconds(0)});
+  CHECK(!reads.next());
+  CHECK(reads.why() == cairn::follow_end::timed_out);
+  server.faults.clear();
+
   SUBCASE("the files of a save that is under way cost nothing") {
     put_many("step-00000004");
     auto meanwhile = looks_once(3);
@@ -387,7 +399,11 @@ TEST_CASE("a bucket shows that a trainer lives: no request more for a save, and 
   state.tensor("weights", weights, {100});
   const cairn::checkpointer_options quiet{.quiet = true};
   cairn::checkpointer trainer{store, cairn::checkpointer_options{.announce_run = true, .quiet = true}};
-  trainer.save(state, 1).wait();
+  server.faults.add("error CreateMultipartUpload all status=403 code=AccessDenied");
+  trainer.save(state, 0).wait();
+  CHECK(server.objects().uploads() == 0);
+  server.faults.clear();
+  trainer.save(state, 1).wait();  // what failed is tried again
   CHECK(server.objects().uploads() == 1);
   server.clear_journal();
   trainer.save(state, 2).wait();

@@ -355,6 +355,14 @@ TEST_CASE("announcements count while their process lives, and those of other hos
   client.set_body(sign, {}, false);
   CHECK(client.run(std::move(sign))->fine());
   CHECK(store.live_writers("step-").size() == 1);
+
+  // A service that has no time does not make it a dead one, which others would end.
+  server.faults.add("error ListParts all status=503 code=SlowDown");
+  cairn::s3_store hasty{s3::own_bucket_at(server.endpoint()), s3::credentials_of(first),
+                        std::make_shared<cairn_test::quick_clock>()};
+  CHECK_THROWS_AS(static_cast<void>(hasty.leftovers("step-")), cairn::storage_error);
+  CHECK_THROWS_AS(static_cast<void>(hasty.live_writers("step-")), cairn::storage_error);
+  server.faults.clear();
   server.set_clock_offset(600);
   for (const auto& left : store.leftovers("step-")) store.discard(left);
   CHECK(server.objects().uploads() == 0);

@@ -28,9 +28,10 @@ struct object_rules {
   bool ignore_checksums = false;   ///< x-amz-checksum-* is read over
   bool opaque_etags = false;       ///< ETags are no MD5, as with encryption
   bucket_terms terms = {};
-  std::string locked = {};  ///< keys that hold this are not removed, where it is not empty
-  bool copies = true;       ///< false: UploadPartCopy is answered with 501
-  bool google = false;      ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
+  std::string locked = {};   ///< keys that hold this are not removed, where it is not empty
+  std::string unheard = {};  ///< nor are those by a request for many, which says nothing of them
+  bool copies = true;        ///< false: UploadPartCopy is answered with 501
+  bool google = false;       ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
 };
 
 struct stored_object {
@@ -396,6 +397,7 @@ class object_table {
     if (count == 0) return malformed_xml();
     for (const auto& node : root->children) {
       if (node.name != "Object") continue;
+      if (!rules.unheard.empty() && node.value("Key").find(rules.unheard) != std::string::npos) continue;
       if (is_locked(node.value("Key"))) {
         inner += "<Error>" + xml_element("Key", node.value("Key")) + xml_element("Code", "AccessDenied") +
                  "</Error>";

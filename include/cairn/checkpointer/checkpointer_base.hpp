@@ -214,7 +214,8 @@ class checkpointer_base {
   /// Returns the steps of all committed checkpoints, ascending.
   [[nodiscard]] std::vector<std::int64_t> list() { return engine_.open().list(); }
   /// Keeps the checkpoint of this step from being removed, by keep_last or remove() of any process, until
-  /// the lease is destroyed on rank 0. load() and resume() take a lease themselves while they read. The
+  /// the lease is destroyed on rank 0, whose held() alone tells if it was lost. load() and resume() take a lease
+  /// themselves while they read. The
   /// lease is not held() with read_only{}, nor where the store has no leases (memory_store, a store that
   /// may not be written, a file system without locks); a warning says so once. Costs an empty locked
   /// file; in a bucket five requests, and one every few seconds. @throws storage_error

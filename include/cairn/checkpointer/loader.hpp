@@ -155,7 +155,14 @@ class loader {
       }
       lease.release();
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
-      if (from_tier && stays_held(verdict.failure)) std::rethrow_exception(verdict.failure);
+      if (from_tier && stays_held(verdict.failure)) {
+        services_->report().warned(
+            "step " + std::to_string(*step) +
+            " stays in the local tiers, as nothing is wrong with it: give the ranks what "
+            "they lacked and start again, or start without local_tier{} to go on from "
+            "the store, which costs the steps since");
+        std::rethrow_exception(verdict.failure);
+      }
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&
@@ -266,7 +273,8 @@ class loader {
     }
   }
   /// Whether what the tier holds was not loaded for a limit of the host, which somebody can raise, as no place takes what
-  /// is rebuilt, or as a rank was too slow: it is not given up for that. Where its own bytes cannot be read, that is a corrupt_error. The same on all ranks.
+  /// is rebuilt, or as a rank was too slow: it is not given up for that. Where its own bytes cannot be read, that is a
+  /// corrupt_error. The same on all ranks.
   [[nodiscard]] static bool stays_held(const std::exception_ptr& failure) {
     try {
       std::rethrow_exception(failure);

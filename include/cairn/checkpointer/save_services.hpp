@@ -54,10 +54,11 @@ class save_services {
   void show_life() noexcept {
     if (rank_ != 0 || !announces_) return;
     const std::lock_guard lock(life_mutex_);
-    if (std::exchange(life_shown_, true)) return;
+    if (life_shown_) return;
     try {
       life_ = writer_.show_run(run_);
-    } catch (...) {  // nothing else relies on it
+      life_shown_ = true;
+    } catch (...) {  // nothing else relies on it, and the next commit tries again
     }
   }
   /// For rank 0, when a run resumes and when it ends.
@@ -71,6 +72,7 @@ class save_services {
     restarts_.closed(writer_, reporter_);
     hold_base({});
     const std::lock_guard lock(life_mutex_);
+    life_shown_ = true;  // not again
     life_.reset();
   }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which

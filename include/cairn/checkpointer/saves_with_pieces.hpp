@@ -139,16 +139,18 @@ class saves_with_pieces {
     else if (without != 0)
       to.warned(
           "the last " + std::to_string(without) + " saves that were due got no pieces on other ranks: " +
-          (since ? "a lost host costs all steps after " + std::to_string(*since)
-                 : std::string("no step would survive a lost host")) +
+          (since
+               ? "a lost host costs all steps after " + std::to_string(*since) + " that are not in the store"
+               : std::string("no step would survive a lost host but those in the store")) +
           ". The last one: " +
           (report.why.empty() ? "newer ones came before all ranks had come to it" : report.why) +
           ". Where hosts or links are slow, give partner_copies or parity a larger `every`; where nothing "
           "gets through, see whether the hosts reach the ports of each other");
     else if (tell)
       to.warned("step " + std::to_string(of_save.step) + " gets no pieces on other ranks; " +
-                (since ? "step " + std::to_string(*since) + " is the newest that survives a lost host"
-                       : std::string("no step survives a lost host")) +
+                (since
+                     ? "step " + std::to_string(*since) + " is the newest in memory that survives a lost host"
+                     : std::string("no step in memory survives a lost host")) +
                 ", until a save gets its pieces, which is told: " + report.why);
   }
   /// In a thread of the redundancy.

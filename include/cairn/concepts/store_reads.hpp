@@ -53,8 +53,8 @@ concept OpensConnections = ByteStore<S> && requires(S& s) {
 
 /// A ReadSession over memory that others may look at.
 ///
-/// - `lent(key, offset, bytes)`: where these bytes lie, until the session ends, so that they need not be read in order
-///   to be copied elsewhere; null where they cannot be had so. Counts as read(). Does not throw.
+/// - `lent(key, offset, bytes)`: where these bytes lie, unchanged until the session ends, so that they need not be read
+///   in order to be copied elsewhere; null where they cannot be had so. Counts as read(). Does not throw.
 template <class R>
 concept LendsMemory = ReadSession<R> && requires(R& r, std::string_view key, std::uint64_t n) {
   { r.lent(key, n, n) } noexcept -> std::same_as<const std::byte*>;

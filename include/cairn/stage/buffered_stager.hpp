@@ -12,6 +12,7 @@
 #include <cairn/stage/memory_budget.hpp>
 #include <cairn/system/fork_guard.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <unistd.h>
 
@@ -178,4 +179,3 @@ class buffered_stager {
 
 // The default one comes along.
 #include <cairn/stage/heap_stager.hpp>
-#include <cairn/system/vector.hpp>

@@ -37,8 +37,9 @@ void populate_huge(std::span<std::byte> block) noexcept;
 /// nothing where the kernel cannot (before Linux 5.14). What the memory holds stays.
 void populate_destination(std::byte* to, std::size_t bytes) noexcept;
 
-/// The same for the pages of a shared mapping that are to be read.
-void populate_source(const std::byte* from, std::size_t bytes) noexcept;
+/// The same for the pages of a shared mapping that are to be read. False where the kernel does not say that all of them are
+/// there: its file may have become shorter, or memory is broken, so that touching them would end the process (SIGBUS).
+[[nodiscard]] bool populate_source(const std::byte* from, std::size_t bytes) noexcept;
 
 }  // namespace detail
 }  // namespace v1

@@ -25,7 +25,8 @@ struct socket_options {
   /// over, a virtual machine that is moved, or a network that loses every fifth packet may pass for a lost host.
   std::chrono::nanoseconds lost_after = std::chrono::seconds(10);
   /// A process that has said nothing for so long, though its host answers, is lost, too: it is stopped, or gets no
-  /// processor. 0: never, calls that wait for it end at their deadlines; else at least 1 s, and the same on all ranks.
+  /// processor. 0: never, calls that wait for it end at their deadlines, unless more was sent to it than the sockets hold:
+  /// that is lost after `lost_after`. Else at least 1 s, and the same on all ranks.
   std::chrono::nanoseconds stopped_after = {};
   /// How long either end of a new connection may take to prove that it is of this job.
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(5);

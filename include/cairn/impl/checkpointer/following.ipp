@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -32,7 +33,13 @@ namespace detail {
 /// Whether the trainer has gone, as far as one can know now; `silent`: since its last commit.
 [[nodiscard]] inline follow_end end_of_trainer(following& f, any_writer& writer, const run_id& run,
                                                std::chrono::nanoseconds silent) {
-  const auto living = writer.live_runs(run);
+  std::vector<run_id> living;
+  try {
+    living = writer.live_runs(run);
+  } catch (const storage_error& e) {
+    // Who may only read a bucket does not see who lives, and goes by the commits.
+    if (e.id() != error_id::storage_permission) throw;
+  }
   if (!living.empty()) {
     f.seen = living.back();
     return follow_end::none;

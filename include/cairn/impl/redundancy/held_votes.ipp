@@ -128,6 +128,9 @@ struct held_votes::state {
     } catch (const std::exception& e) {  // the save is held as it is, and older ones stay
       votes.tell_gave_up(generation, false);
       stays_apart(e.what());
+    } catch (...) {  // a link of somebody else's may throw what it likes
+      votes.tell_gave_up(generation, false);
+      stays_apart("its link failed without a word");
     }
   }
   void stays_apart(const std::string& why) {

@@ -71,10 +71,13 @@ CAIRN_BODY void populate_destination(std::byte* to, std::size_t bytes) noexcept 
   }
 }
 
-CAIRN_BODY void populate_source(const std::byte* from, std::size_t bytes) noexcept {
+CAIRN_BODY bool populate_source(const std::byte* from, std::size_t bytes) noexcept {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto past = reinterpret_cast<std::uintptr_t>(from) % page;
-  static_cast<void>(::madvise(const_cast<std::byte*>(from - past), bytes + past, madvise_populate_read));
+  auto* const first = const_cast<std::byte*>(from - past);
+  while (::madvise(first, bytes + past, madvise_populate_read) != 0)
+    if (errno != EINTR) return false;
+  return true;
 }
 
 }  // namespace detail

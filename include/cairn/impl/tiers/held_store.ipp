@@ -242,8 +242,8 @@ CAIRN_BODY const std::byte* held_store::lent(std::string_view key, std::uint64_t
     const auto all = content_->files[o.file]->bytes();
     if (offset > o.size || bytes > o.size - offset || o.begin + offset + bytes > all.size()) return nullptr;
     const auto* const at = all.data() + o.begin + offset;
-    populate_source(at, static_cast<std::size_t>(bytes));
-    return at;
+    // read() tells what is wrong with the others.
+    return populate_source(at, static_cast<std::size_t>(bytes)) ? at : nullptr;
   } catch (...) {  // such as no memory for the mapping: it can be read
     return nullptr;
   }

@@ -7,7 +7,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -97,13 +99,21 @@ CAIRN_BODY int allocate_file(int file, std::uint64_t bytes) noexcept {
   return 0;
 }
 CAIRN_BODY int allocate_in_memory(int file, std::uint64_t bytes) noexcept {
+  struct statfs system {};
+  // A disk would write each huge page at once, and read it again.
+  if (::fstatfs(file, &system) != 0 || system.f_type != TMPFS_MAGIC) return allocate_file(file, bytes);
+  // Where there is no room for all of it, what there is stays for others; a tmpfs without a limit has no blocks.
+  if (system.f_blocks != 0 && system.f_bavail < bytes / static_cast<std::uint64_t>(system.f_bsize))
+    return ENOSPC;
   if (::ftruncate(file, static_cast<off_t>(bytes)) != 0) return errno;
   {
     const huge_mapping whole(file, static_cast<std::size_t>(bytes / huge_mapping::unit * huge_mapping::unit),
                              PROT_READ | PROT_WRITE);
     populate_huge(whole.bytes());
   }
-  return allocate_file(file, bytes);
+  const int code = allocate_file(file, bytes);
+  if (code != 0) static_cast<void>(!::ftruncate(file, 0));  // what came as huge pages would stay
+  return code;
 }
 
 }  // namespace detail

@@ -199,8 +199,11 @@ CAIRN_BODY void socket_connections::resume(int rank) {
   {
     const std::lock_guard lock(mutex);
     peer(rank).paused = false;
+    const auto now = deadline::clock::now().time_since_epoch().count();
     for (const auto& each : all_)
       if (each.second->peer == rank) {
+        // What it said meanwhile is not read yet: it has not been silent.
+        each.second->last_heard.store(now, std::memory_order_relaxed);
         paused.push_back(each.second);
         unfinished_.push_back(each.first);
       }

@@ -216,6 +216,14 @@ CAIRN_BODY void socket_world::send(int to, std::span<const std::byte> bytes, dea
         in.arm(*c);
       }
     }
+    if (what != state::ended &&
+        in.flags->each[static_cast<std::size_t>(to)].load(std::memory_order_acquire)) {
+      // It was found to be gone, or stopped: the system may hold on to what it does not take for much longer.
+      const std::lock_guard lock(c->mutex);
+      c->in_message = false;
+      ::shutdown(c->number(), SHUT_RDWR);
+      what = state::ended;
+    }
     if (what == state::ended) {
       in.end(c, false);
       fail_lost(to);

@@ -298,14 +298,14 @@ CAIRN_BODY bool s3_bucket::remove_many(std::span<const std::string> keys) {
     return false;
   }
   client.require(*call, "removing of objects");
-  std::vector<std::string> refused;  // one by one they are tried again, or tell why
+  std::set<std::string, std::less<>> left(keys.begin(), keys.end());
   for (const auto& c : call->document().children) {
     if (c.name == "Deleted" && c.text_of("DeleteMarker") == "true") service.keeps_removed.store(true);
-    if (c.name != "Error" || c.text_of("Code") == "NoSuchKey") continue;
-    if (auto key = std::string(c.text_of("Key")); detail::contains(keys, key))
-      refused.push_back(std::move(key));
+    if (c.name == "Deleted" || (c.name == "Error" && c.text_of("Code") == "NoSuchKey"))
+      if (const auto at = left.find(c.text_of("Key")); at != left.end()) left.erase(at);
   }
-  remove_one_by_one(refused);
+  // What it refused, or says nothing of, is tried one by one, which tells why.
+  remove_one_by_one(std::vector<std::string>(left.begin(), left.end()));
   return true;
 }
 

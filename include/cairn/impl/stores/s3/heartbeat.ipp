@@ -178,7 +178,10 @@ CAIRN_BODY bool has_heartbeat(s3_bucket& bucket, const open_upload& upload) {
   s3_request r{.method = "GET", .key = upload.key, .query = {{"max-parts", "1"}, {"uploadId", upload.id}}};
   r.root = "ListPartsResult";
   const auto call = bucket.client.run(std::move(r));
-  if (!call->fine() && call->end == http_end::answered) return false;  // it has ended, or we may not look
+  // It has ended, or we may not look. That a service has no time says nothing of it.
+  const bool busy =
+      call->status == 408 || call->status == 429 || (call->status >= 500 && call->status != 501);
+  if (!call->fine() && call->end == http_end::answered && !busy) return false;
   bucket.client.require(*call, "looking for a writer's signs of life");
   const auto date = call->header("date");
   const auto now = date ? ::curl_getdate(std::string(*date).c_str(), nullptr) : -1;
