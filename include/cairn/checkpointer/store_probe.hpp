@@ -89,6 +89,8 @@ inline void probe_shared_store(collectives& group, any_writer& writer, const run
              {.rank = group.rank(), .file = store});
       reporter.warned(store + ": " + late + "; the ends of saves are told late here");
     });
+  } catch (const peer_error&) {
+    throw;  // the mark stays, and a later run removes it: who looks only now would blame the store for a peer's death
   } catch (...) {
     verdict = std::current_exception();
   }
