@@ -857,7 +857,7 @@ TEST_CASE("an image that finds no room in memory takes none from others") {
   if (!disk.mounted()) return;
   const cairn::detail::file_descriptor file(
       ::open((disk.path() + "/image").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  CHECK(cairn::detail::allocate_in_memory(file.get(), std::uint64_t{64} << 20) == ENOSPC);
+  CHECK(cairn::detail::allocate_new_file(file.get(), std::uint64_t{64} << 20) == ENOSPC);
   struct statfs now {};
   REQUIRE(::statfs(disk.path().c_str(), &now) == 0);
   CHECK(now.f_bavail == now.f_blocks);

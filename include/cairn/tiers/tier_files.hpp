@@ -52,7 +52,7 @@ inline constexpr int file_has_ended = -1;
 inline constexpr std::uint64_t tier_image_unit = std::uint64_t{2} << 20;
 /// The same for a new file, which becomes so long: on a tmpfs in huge pages where the kernel makes them (MADV_COLLAPSE, Linux
 /// 6.1): a quarter of the time, and reading, mapping and removing it take less, too. Where it fails the file takes no room.
-[[nodiscard]] int allocate_in_memory(int file, std::uint64_t bytes) noexcept;
+[[nodiscard]] int allocate_new_file(int file, std::uint64_t bytes) noexcept;
 
 }  // namespace detail
 }  // namespace v1

@@ -110,8 +110,7 @@ struct redundancy_engine::state {
     struct stat now {};
     if (!file.open() || ::fstat(file.get(), &now) != 0)
       detail::fail_system(errno, "a piece could not be made: " + name);
-    const auto allocate =
-        now.st_size == 0 && detail::lies_in_memory(name) ? detail::allocate_in_memory : detail::allocate_file;
+    const auto allocate = now.st_size == 0 ? detail::allocate_new_file : detail::allocate_file;
     if (const int code = allocate(file.get(), bytes); code != 0)
       detail::fail_system(code, "there is no room for the piece that a rank keeps for others: " + name);
     return file;

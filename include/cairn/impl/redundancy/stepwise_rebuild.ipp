@@ -33,8 +33,7 @@ namespace detail {
 class new_slot {
  public:
   new_slot(const std::string& directory, std::int32_t rank, std::uint64_t bytes) {
-    const bool in_memory = lies_in_memory(directory);
-    if (in_memory) bytes = (bytes + tier_image_unit - 1) / tier_image_unit * tier_image_unit;
+    if (lies_in_memory(directory)) bytes = (bytes + tier_image_unit - 1) / tier_image_unit * tier_image_unit;
     check_memory(directory, bytes);
     for (;; ++number_) {
       path_ = directory + "/" + slot_name(rank, number_);
@@ -43,9 +42,7 @@ class new_slot {
       if (file_.open()) break;
       if (errno != EEXIST) fail_system(errno, "an image of the local tier could not be made: " + path_);
     }
-    if (const int code =
-            in_memory ? allocate_in_memory(file_.get(), bytes) : allocate_file(file_.get(), bytes);
-        code != 0) {
+    if (const int code = allocate_new_file(file_.get(), bytes); code != 0) {
       static_cast<void>(::unlink(path_.c_str()));
       fail_system(code,
                   "there is no room in the local tier for an image that is rebuilt; nothing was given up: "

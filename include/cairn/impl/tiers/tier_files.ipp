@@ -98,7 +98,7 @@ CAIRN_BODY int allocate_file(int file, std::uint64_t bytes) noexcept {
     if (errno != EINTR) return errno;
   return 0;
 }
-CAIRN_BODY int allocate_in_memory(int file, std::uint64_t bytes) noexcept {
+CAIRN_BODY int allocate_new_file(int file, std::uint64_t bytes) noexcept {
   struct statfs system {};
   // A disk would write each huge page at once, and read it again.
   if (::fstatfs(file, &system) != 0 || system.f_type != TMPFS_MAGIC) return allocate_file(file, bytes);

@@ -214,7 +214,7 @@ CAIRN_BODY std::shared_ptr<shared_segment> tier_slots::allocate(std::int32_t num
   if (!file.open()) fail_system(errno, "an image of the local tier could not be made: " + file_name);
   // All of it before it is mapped: what is not there would be SIGBUS when it is touched.
   const int code =
-      ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : allocate_in_memory(file.get(), rounded);
+      ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : allocate_new_file(file.get(), rounded);
   if (code != 0) {
     static_cast<void>(::unlink(file_name.c_str()));
     if (code == ENOSPC) directory_.check_room(rounded);

@@ -14,6 +14,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+/// An unfinished object by which all processes see that this one lives, until what it returns is gone.
+[[nodiscard]] std::shared_ptr<any_store::object_writer> show_lease(any_store& store, const std::string& key);
+
 /// Leases, by which all processes see who reads and who removes a checkpoint. They are unfinished objects
 /// with names such as "lease-00000300.reads.<host>.<process>" beside the steps' directories, which nobody
 /// ever finishes. The store knows whether their writers live: for files by a lock, in buckets by a

@@ -56,7 +56,7 @@ class heartbeat {
  private:
   /// False: it ends.
   [[nodiscard]] bool pause(std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] s3_deadline patience() const;
+  [[nodiscard]] s3_deadline request_deadline() const;
   [[nodiscard]] s3_request beginning() const;
   /// Makes a request, which the destructor cancels where it `may`; unlocks meanwhile.
   [[nodiscard]] std::shared_ptr<s3_call> run(s3_request r, bool may_cancel,

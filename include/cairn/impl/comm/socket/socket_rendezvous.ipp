@@ -272,12 +272,12 @@ inline owned<unforked_file> listen_for_ranks(const socket_job& job, const socket
 /// What listens in the place of a port that an earlier run has left may end within a moment.
 inline owned<unforked_file> listen_patiently(const socket_job& job, const socket_options& options,
                                              const std::string& meeting, link_address& told) {
-  const auto patience =
+  const auto until =
       deadline::in(std::min<std::chrono::nanoseconds>(options.timeout, std::chrono::seconds(2)));
   for (;;) try {
       return listen_for_ranks(job, options, meeting, told);
     } catch (const usage_error&) {
-      if (!sleep_for(std::chrono::milliseconds(100), patience)) throw;
+      if (!sleep_for(std::chrono::milliseconds(100), until)) throw;
     }
 }
 

@@ -76,11 +76,14 @@ CAIRN_BODY std::string step_leases::key_of(std::int64_t step, std::string_view w
          std::string(what);
 }
 
-CAIRN_BODY std::shared_ptr<void> step_leases::show(std::int64_t step, std::string_view what) {
-  auto shown =
-      detail::make_shared<any_store::object_writer>(store_.create(key_of(step, what) + own_name(), 0));
+CAIRN_BODY std::shared_ptr<any_store::object_writer> show_lease(any_store& store, const std::string& key) {
+  auto shown = detail::make_shared<any_store::object_writer>(store.create(key, 0));
   shown->announce();
   return shown;
+}
+
+CAIRN_BODY std::shared_ptr<void> step_leases::show(std::int64_t step, std::string_view what) {
+  return show_lease(store_, key_of(step, what) + own_name());
 }
 
 CAIRN_BODY std::vector<std::string> step_leases::who(std::int64_t step, std::string_view what) {

@@ -2,9 +2,9 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/run_signs.hpp>
 #include <cairn/storage/manifest/names.hpp>
-#include <cairn/system/shared.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -20,10 +20,7 @@ inline constexpr std::string_view live_run_prefix = "lease-run.";
 
 CAIRN_BODY std::shared_ptr<void> run_signs::show(const run_id& run) {
   if (!store_.tracks_writers()) return nullptr;
-  auto shown = detail::make_shared<any_store::object_writer>(
-      store_.create(std::string(live_run_prefix) + to_string(run), 0));
-  shown->announce();
-  return shown;
+  return show_lease(store_, std::string(live_run_prefix) + to_string(run));
 }
 
 CAIRN_BODY std::vector<run_id> run_signs::living() {

@@ -39,7 +39,7 @@ inline constexpr std::chrono::seconds heartbeat_interval{8};
 inline constexpr std::chrono::seconds heartbeat_timeout{30};
 
 /// How long one request for it is tried.
-inline constexpr std::chrono::seconds heartbeat_patience{10};
+inline constexpr std::chrono::seconds heartbeat_request_timeout{10};
 
 /// A small file of the kernel's, at most 1 KiB of it; "" where there is none.
 [[nodiscard]] inline std::string kernel_text(const char* path) {
@@ -99,7 +99,7 @@ CAIRN_BODY heartbeat::~heartbeat() {
   ended_.notify_all();
   thread_.join();
   try {
-    bucket_->abort(key_, id_, patience());
+    bucket_->abort(key_, id_, request_deadline());
   } catch (...) {  // leftovers() lists it
     try {
       bucket_->left(id_);
@@ -119,9 +119,9 @@ CAIRN_BODY bool heartbeat::pause(std::unique_lock<std::mutex>& lock) {
   return !ending_;
 }
 
-CAIRN_BODY s3_deadline heartbeat::patience() const {
+CAIRN_BODY s3_deadline heartbeat::request_deadline() const {
   const auto& clock = bucket_->client.service().clock;
-  return {clock, clock->now() + heartbeat_patience};
+  return {clock, clock->now() + heartbeat_request_timeout};
 }
 
 CAIRN_BODY s3_request heartbeat::beginning() const {
@@ -130,7 +130,7 @@ CAIRN_BODY s3_request heartbeat::beginning() const {
 
 CAIRN_BODY std::shared_ptr<s3_call> heartbeat::run(s3_request r, bool may_cancel,
                                                    std::unique_lock<std::mutex>& lock) {
-  r.until = patience();
+  r.until = request_deadline();
   const auto group = detail::make_shared<call_group>();
   auto call = bucket_->client.begin(std::move(r), group);
   if (may_cancel) under_way_ = call;
