@@ -9,9 +9,11 @@
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/faulty_store.hpp>
 #include <support/planner_conformance.hpp>
+#include <support/scratch_directory.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -182,6 +184,30 @@ TEST_CASE("a fault at any call of an import leaves a whole checkpoint or none, a
     CHECK(cairn::compare_checkpoints(made, was).equal());
   }
   CHECK(failures > 5);
+}
+
+TEST_CASE("an import leaves a save of its step that is under way alone") {
+  const auto source = model();
+  const cairn_test::scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  cairn::import_options ended;
+  ended.stop = [] { return true; };
+  int tried = 0;
+  faults->add({.kind = cairn_test::store_call::publish_new, .key_contains = "manifest", .action = [&](auto) {
+                 CHECK(!cairn::import_safetensors(cairn::safetensors_files(source).reader(),
+                                                  cairn::any_store(files), ended)
+                            .complete);
+                 ++tried;
+               }});
+  std::vector<float> w(1'000, 1.0F);
+  cairn::state_dict state;
+  state.tensor("w", w, {1'000});
+  cairn::checkpointer ckpt{
+      cairn::safetensors_storage{cairn_test::faulty_store<cairn::file_store>{files, faults}}, quiet()};
+  (void)ckpt.save(state, 0).wait();
+  CHECK(tried == 1);
+  CHECK(ckpt.list() == std::vector<std::int64_t>{0});
 }
 
 TEST_CASE("of what is damaged nothing is made") {

@@ -6,7 +6,13 @@
 // the one before it, bit for bit, never an older one, and cleans up.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/manage/compare.hpp>
+#include <cairn/manage/import_safetensors.hpp>
+#include <cairn/manage/verify.hpp>
+#include <cairn/safetensors_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 
 #include "support/kill_points.hpp"
@@ -28,12 +34,15 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -187,4 +196,65 @@ TEST_CASE(
   for (std::uint64_t k = 1; is_killed({.at = {}, .gate = {}, .change = k}); k += (found ? 4 : 2) * thinned) {
   }
   CHECK(kills > 10);
+}
+
+TEST_CASE("an import that is killed at any call that changes the disk has made a whole checkpoint or none") {
+  const scratch_directory directory(std::filesystem::exists("/dev/shm") ? "/dev/shm" : nullptr);
+  const auto root = directory.path() + "/made";
+  const auto model = directory.path() + "/model";
+  std::vector<float> values(20'000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  std::filesystem::create_directory(model);
+  for (const bool first : {true, false}) {
+    cairn::safetensors_header header;
+    cairn::safetensors_entry e;
+    e.key = first ? "a" : "b", e.type = cairn::dtype::f32, e.shape = {20'000};
+    e.end = values.size() * sizeof(float);
+    header.entries.push_back(e);
+    auto file = cairn::encode_safetensors_header(header, 8);
+    const auto bytes = std::as_bytes(std::span(values));
+    file.insert(file.end(), bytes.begin(), bytes.end());
+    std::ofstream(model + (first ? "/a.safetensors" : "/b.safetensors"), std::ios::binary)
+        .write(reinterpret_cast<const char*>(file.data()), static_cast<std::streamsize>(file.size()));
+  }
+  const auto import_into = [&](store to) {
+    return cairn::import_safetensors(cairn::safetensors_files(model).reader(),
+                                     cairn::any_store(std::move(to)))
+        .complete;
+  };
+  std::uint64_t kills = 0, whole = 0;
+  const auto is_killed = [&](std::uint64_t change) {
+    std::filesystem::remove_all(root);
+    const shared_page page;
+    const bool killed =
+        dies({.at = {}, .gate = {}, .change = change}, page,
+             [&](const std::shared_ptr<killer>& watch, run_report& report) {
+               try {
+                 report.trouble = !import_into(store{root, small_requests, watched_file_system<>{watch}});
+               } catch (const std::exception& e) {
+                 std::snprintf(report.where, sizeof report.where, "%s", e.what());
+                 report.trouble = true;
+               }
+             });
+    const std::string where = page->where;
+    CAPTURE(where);
+    cairn::safetensors_reader made{cairn::any_store(store{root, small_requests})};
+    const bool there = !made.list().empty();
+    kills += killed ? 1 : 0;
+    whole += killed && there ? 1 : 0;
+    if (!there) {
+      CHECK(import_into(store{root, small_requests}));
+      CHECK(litter(root, true) == "");
+    }
+    CHECK(cairn::verify_checkpoint(made, 0).good());
+    cairn::readable_checkpoint copy{made, 0}, was{cairn::safetensors_files(model).reader()};
+    CHECK(cairn::compare_checkpoints(copy, was).equal());
+    return killed;
+  };
+  for (std::uint64_t k = 1; is_killed(k); k += thinned) {
+  }
+  CHECK(kills > 20 / thinned);
+  CHECK(whole > 0);
+  MESSAGE(kills << " kills, " << whole << " of them after the commit");
+  CHECK(std::distance(std::filesystem::directory_iterator(model), {}) == 2);
 }

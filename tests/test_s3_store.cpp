@@ -5,7 +5,13 @@
 // The S3 store against moto, an implementation that shares nothing with ours; the signer against AWS's
 // published examples and against botocore.
 #include <cairn/checkpointer.hpp>
+#include <cairn/manage/compare.hpp>
+#include <cairn/manage/import_safetensors.hpp>
+#include <cairn/manage/verify.hpp>
+#include <cairn/safetensors_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include "support/byte_store_conformance.hpp"
@@ -647,12 +653,7 @@ TEST_CASE("the trainer that is killed" * doctest::skip()) {
   const char* const endpoint = std::getenv(trainer_variable);
   REQUIRE(endpoint != nullptr);
   ::alarm(240);
-  cairn::s3_options o;
-  o.bucket = "bucket";
-  o.endpoint = endpoint;
-  o.region = "us-east-1";
-  o.part_bytes = 5u << 20;
-  cairn::s3_store store(o, cairn::s3_credential_source::fixed(strict_key));
+  cairn::s3_store store(s3::bucket_at(endpoint), cairn::s3_credential_source::fixed(strict_key));
   large_state training(0, three_parts);
   cairn::checkpointer ckpt{store, cairn::keep_last(1), calm};
   const auto from = ckpt.resume(training.state);
@@ -662,11 +663,12 @@ TEST_CASE("the trainer that is killed" * doctest::skip()) {
   ckpt.close();
 }
 
-::pid_t begin_trainer(const s3::server& server) {
+/// Begins another process with one of the cases that are killed.
+::pid_t begin(const s3::server& server, std::string which) {
   ::setenv(trainer_variable, server.endpoint().c_str(), 1);
   std::string program = "/proc/self/exe";
   std::string all = "--no-skip";
-  std::string which = "-tc=the trainer that is killed";
+  which = "-tc=" + which;
   char* const arguments[] = {program.data(), all.data(), which.data(), nullptr};
   ::pid_t child = 0;
   posix_spawn_file_actions_t actions;
@@ -677,6 +679,9 @@ TEST_CASE("the trainer that is killed" * doctest::skip()) {
   ::unsetenv(trainer_variable);
   REQUIRE(error == 0);
   return child;
+}
+::pid_t begin_trainer(const s3::server& server) {
+  return begin(server, "the trainer that is killed");
 }
 
 /// Where in a run a process dies, as the server sees it; NEW, OLD and PAST in a rule are the step that is
@@ -813,6 +818,97 @@ TEST_CASE("killed at any named point of a save, a run goes on from the checkpoin
   std::size_t files = 0;
   for (const auto& o : store.list("")) files += o.key.starts_with(cairn::step_directory(step + 1) + "/");
   CHECK(files == 3);
+}
+
+/// Where the model lies that is imported, in the bucket into which it is.
+constexpr std::string_view model_prefix = "model/";
+
+cairn::s3_store model_at(const std::string& endpoint) {
+  auto o = s3::bucket_at(endpoint);
+  o.prefix = model_prefix;
+  return cairn::s3_store(o, cairn::s3_credential_source::fixed(strict_key));
+}
+
+TEST_CASE("the import that is killed" * doctest::skip()) {
+  const char* const endpoint = std::getenv(trainer_variable);
+  REQUIRE(endpoint != nullptr);
+  ::alarm(240);
+  const cairn::s3_store to(s3::bucket_at(endpoint), cairn::s3_credential_source::fixed(strict_key));
+  CHECK(cairn::import_safetensors(cairn::safetensors_files(model_at(endpoint)).reader(), cairn::any_store(to))
+            .complete);
+}
+
+constexpr kill_point import_kill_points[] = {
+    {"model: listed", "ListObjectsV2 first at=done"},
+    {"model: header read", "GetObject first at=told key=model/"},
+    {"upload: before it is begun", "CreateMultipartUpload first at=head"},
+    {"upload: begun, not told", "CreateMultipartUpload first at=done"},
+    {"upload: begun", "CreateMultipartUpload first at=told"},
+    {"part 1: in its middle", "UploadPart first at=body part=1"},
+    {"part 2: stored, not told", "UploadPart first at=done part=2"},
+    {"completion: before", "CompleteMultipartUpload first at=head"},
+    {"completion: done, not told", "CompleteMultipartUpload first at=done"},
+    {"completion: after", "CompleteMultipartUpload first at=told"},
+    {"record: before", "PutObject first at=head key=record"},
+    {"record: stored, not told", "PutObject first at=done key=record"},
+    {"manifest: before", "PutObject first at=head key=NEW/manifest"},
+    {"manifest: in its middle", "PutObject first at=body key=NEW/manifest"},
+    {"manifest: stored, not told", "PutObject first at=done key=NEW/manifest", true},
+    {"manifest: after", "PutObject first at=told key=NEW/manifest", true}};
+
+TEST_CASE("an import into a bucket that is killed at any named point has made a whole checkpoint or none") {
+  for (const auto& point : import_kill_points) {
+    const std::string name = point.name;
+    CAPTURE(name);
+    auto rules = strict();
+    rules.objects.opaque_etags = true;
+    s3::server server{rules};
+    std::atomic<::pid_t> child{0};
+    server.on_kill = [&] {
+      child.wait(0);
+      ::kill(child, SIGKILL);
+    };
+    std::vector<std::byte> model;
+    {
+      cairn::safetensors_header header;
+      cairn::safetensors_entry e;
+      e.key = "weights", e.type = cairn::dtype::f32, e.shape = {three_parts};
+      e.end = three_parts * sizeof(float);
+      header.entries.push_back(e);
+      model = cairn::encode_safetensors_header(header, 8);
+      const large_state values(7, three_parts);
+      const auto bytes = std::as_bytes(std::span(values.weights));
+      model.insert(model.end(), bytes.begin(), bytes.end());
+      model_at(server.endpoint()).put_new("model.safetensors", model);
+    }
+    std::string rule = std::string("kill ") + point.rule;
+    if (const auto at = rule.find("NEW"); at != std::string::npos)
+      rule.replace(at, 3, cairn::step_directory(0));
+    server.faults.add(rule);
+    child = begin(server, "the import that is killed");
+    child.notify_all();
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
+    REQUIRE(server.await_silence());
+    server.faults.clear();
+    server.revive();
+
+    const cairn::any_store to(quick(server));
+    cairn::safetensors_reader made{to};
+    const auto files = cairn::safetensors_files(model_at(server.endpoint())).reader();
+    CHECK(made.list() == (point.committed ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{}));
+    if (!point.committed) CHECK(cairn::import_safetensors(files, to).complete);
+    CHECK(cairn::verify_checkpoint(made, 0).good());
+    cairn::readable_checkpoint copy{made, 0}, was{files};
+    CHECK(cairn::compare_checkpoints(copy, was).equal());
+    CHECK(server.objects().uploads() == 0);
+    for (const auto& key : server.objects().keys("bucket")) {
+      CAPTURE(key);
+      CHECK((key.starts_with(model_prefix) || key.starts_with(cairn::step_directory(0) + "/")));
+    }
+    CHECK(model_at(server.endpoint()).read_all("model.safetensors", 1u << 30) == model);
+  }
 }
 
 namespace cairn_test {

@@ -33,7 +33,7 @@ struct import_report {
 /// Makes a checkpoint of safetensors files that something else wrote, in a store: with digests, so that every later
 /// load verifies it. Each file becomes the part of one rank; any number of ranks loads it. Streams: memory is 24 MiB a
 /// file that is copied at a time (four), whatever the size of the model. The checkpoint is committed as every save is;
-/// ended before, nothing is there but files that the next run into this store removes.
+/// ended before, nothing is there but files that the next import of this step removes, or the next run into this store.
 ///
 ///   cairn::any_store target(cairn::file_store{"checkpoints"});
 ///   cairn::import_safetensors(cairn::safetensors_files{"models/llama"}.reader(), target);

@@ -38,7 +38,7 @@ struct reshard_report {
 /// it takes any number of ranks as it is; files that other programs read, stores with a price for each object, and
 /// a thousand files of a few kB each do. What is read is verified; names, dtypes, annotations and the version of the
 /// state are kept; what each rank has for itself stays with the rank of that number. Committed as every save is; ended
-/// before, nothing is there but files that the next run into this store removes.
+/// before, nothing is there but files that the next try of this step removes, or the next run into this store.
 /// @throws storage_error: storage_already_committed where the target has a checkpoint of this step; corrupt_error;
 /// usage_error where no item is selected, or an option is out of range
 [[nodiscard]] reshard_report reshard_checkpoint(readable_checkpoint& from, const any_store& target,

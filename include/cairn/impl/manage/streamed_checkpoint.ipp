@@ -94,13 +94,15 @@ inline void write_streamed_rank(safetensors_writer_base& writer, const save_cont
 }
 
 CAIRN_BODY bool write_streamed(const any_store& target, const streamed_checkpoint& made) {
-  if (detail::contains(checkpoint_catalog(target).list(), made.step))
+  const checkpoint_catalog catalog(target);
+  if (detail::contains(catalog.list(), made.step))
     fail(error_id::storage_already_committed, "there is a checkpoint of this step already",
          {.file = std::string(target.describe()), .got = "step " + std::to_string(made.step)});
   safetensors_writer_base writer(target);
   save_context context;
   if (::getrandom(&context.run, sizeof context.run, 0) != static_cast<ssize_t>(sizeof context.run))
     fail(error_id::storage_io, "the system gives no random numbers");
+  catalog.clean_abandoned(made.step, context.run);
   context.step = made.step;
   context.attempt = attempt_of(context.run, made.step, 1);
   context.world_size = made.stored.world_size;

@@ -71,6 +71,9 @@ class checkpoint_catalog {
   /// attempt counts as one of `run` if attempt_of() returns it or a record says so. @pre this rule
   /// recognises all attempts of `run` that other processes save.
   std::uint64_t clean(const run_id& run) const;
+  /// The same for one step alone, and only if nobody writes it, as far as the store knows: what tries that died have left
+  /// goes before another one fills the store. A store that does not know its writers is left as it is.
+  std::uint64_t clean_abandoned(std::int64_t step, const run_id& run) const;
 
   /// Throws storage_no_space with the needed and the free space, where the store knows it.
   void check_space(std::uint64_t bytes, std::uint64_t objects) const;

@@ -169,6 +169,16 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean(const run_id& run) const {
   return removed + discard_leftovers("step-", &run);
 }
 
+CAIRN_BODY std::uint64_t checkpoint_catalog::clean_abandoned(std::int64_t step, const run_id& run) const {
+  if (!store_.tracks_writers() ||
+      detail::any_of(live_saves(run), [&](const save_attempt& a) { return a.step == step; }))
+    return 0;
+  const auto prefix = step_directory(step) + "/";
+  constexpr std::int64_t unknown = -1;  // whether a newer checkpoint is there: marks stay
+  const auto removed = clean_step(step, run, begun_attempts(prefix)[step], unknown);
+  return removed + discard_leftovers(prefix, &run);
+}
+
 CAIRN_BODY void checkpoint_catalog::check_space(std::uint64_t bytes, std::uint64_t objects) const {
   const auto left = store_.free_space();
   if (!left) return;
