@@ -64,6 +64,9 @@ class held_saves final : public tier_saves {
 
   /// Whether saves wait for no store.
   [[nodiscard]] bool decoupled() const noexcept override { return persisting_.has_value(); }
+  [[nodiscard]] std::int32_t writers_at_once() const noexcept override {
+    return persisting_ ? persisting_->writers_at_once : 0;
+  }
 
   /// Opens the tier on all ranks. Collective: throws on all of them what one of them throws.
   void open(collectives& group, const run_id& run, const std::string& job,

@@ -167,7 +167,7 @@ class save_path {
     save.persisted = held_ == nullptr || held_->goes_on(group_, save_count_, options_.peer_timeout,
                                                         deadline::in(options_.timeout));
     plan(save, state);
-    if (held_ != nullptr) held_->make_room();
+    if (held_ != nullptr) save.context.writers_at_once = held_->writers_at_once(), held_->make_room();
     staged_image image;
     try {
       image = stage(save, state);

@@ -33,6 +33,8 @@ class tier_saves {
   virtual void check_room(collectives& group, const image_layout& layout, deadline until) = 0;
   [[nodiscard]] virtual bool goes_on(collectives& group, std::uint64_t save_count,
                                      std::chrono::nanoseconds peer_timeout, deadline written_until) = 0;
+  /// See persist.
+  [[nodiscard]] virtual std::int32_t writers_at_once() const noexcept = 0;
   virtual void throw_failure_of_store() = 0;
   virtual void make_room() noexcept = 0;
   [[nodiscard]] virtual std::optional<tier_base> base_for_all(collectives& group,

@@ -40,6 +40,8 @@ struct save_context {
   std::shared_ptr<const peer_watch> peers = nullptr;
   /// What is said about the checkpoint, beside what the metadata says; null: nothing. Those of the coordinator count.
   std::shared_ptr<const cairn::annotations> annotations = nullptr;
+  /// So many ranks write data at once; 0: all of them. See persist::writers_at_once.
+  std::int32_t writers_at_once = 0;
   /// Earlier saves of this run on this rank, the one to try first first, whose files the image's linked files are.
   std::vector<save_attempt> link_from = {};
 

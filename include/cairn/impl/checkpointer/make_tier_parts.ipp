@@ -54,6 +54,9 @@ owned<tier_parts> make_tier_parts(std::shared_ptr<image_tier> tier, const std::o
   if (persisting && !(persisting->seconds >= 0 && persisting->seconds < 1e9))
     fail(error_id::usage_bad_option, "persist{.seconds} is a number of seconds, 0 or more",
          {.got = std::to_string(persisting->seconds)});
+  if (persisting && persisting->writers_at_once < 0)
+    fail(error_id::usage_bad_option, "persist{.writers_at_once} is a number of ranks; 0: all of them",
+         {.got = std::to_string(persisting->writers_at_once)});
   return make_owned<composed_tier_parts<Named>>(std::move(tier), persisting, std::move(spread),
                                                 std::move(redundancy));
 }

@@ -32,7 +32,7 @@ inline namespace v1 {
 
 CAIRN_BODY void encode(wire_writer& out, const save_context& c) {
   out.put(c.run.high).put(c.run.low).put(c.step).put(c.attempt).put(c.plan_digest).put(c.rank);
-  out.put(c.world_size).put(static_cast<std::int64_t>(c.timeout.count()));
+  out.put(c.world_size).put(static_cast<std::int64_t>(c.timeout.count())).put(c.writers_at_once);
   compact_writer said;
   encode(said, c.annotations != nullptr ? *c.annotations : annotations());
   out.put(static_cast<std::uint64_t>(said.size())).raw(said.view());
@@ -46,7 +46,9 @@ CAIRN_BODY save_context decode_save_context(wire_reader& in) {
   c.step = in.get<std::int64_t>(), c.attempt = in.get<std::uint64_t>();
   c.plan_digest = in.get<std::uint64_t>(), c.rank = in.get<std::int32_t>();
   c.world_size = in.get<std::int32_t>(), c.timeout = std::chrono::nanoseconds(in.get<std::int64_t>());
-  if (c.step < 0 || c.world_size < 1 || c.rank < 0 || c.rank >= c.world_size || c.timeout.count() <= 0)
+  c.writers_at_once = in.get<std::int32_t>();
+  if (c.step < 0 || c.world_size < 1 || c.rank < 0 || c.rank >= c.world_size || c.timeout.count() <= 0 ||
+      c.writers_at_once < 0)
     in.fail_here("a save's rank, step or timeout is impossible");
   compact_reader said(in.take(in.get_count(1)));
   if (auto list = decode_annotations(said); !list.empty())

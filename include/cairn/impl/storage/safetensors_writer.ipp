@@ -25,6 +25,7 @@
 #include <cairn/storage/commit/shared_mark.hpp>
 #include <cairn/storage/linked_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_writer.hpp>
 #include <cairn/storage/shared_files.hpp>
@@ -41,6 +42,7 @@
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -87,6 +89,8 @@ struct safetensors_writer_base::inside {
   /// Readers see the removal while the result lives. @throws storage_error (storage_leased, storage_pinned)
   [[nodiscard]] std::shared_ptr<void> begin_removal(std::int64_t step) const;
   record write(const save_context& c, const staged_image& image, deadline until);
+  /// Waits until this rank may write; see persist::writers_at_once.
+  void await_turn(const save_context& c, const staged_image& image, deadline until) const;
   record write_shared(const save_context& c, const staged_image& image, deadline until);
   record write_files(const save_context& c, const staged_image& image, deadline until, std::size_t& finished);
   /// Makes the files durable, several at once, as each waits for the device, and links what is to be linked beside
@@ -235,11 +239,37 @@ CAIRN_BODY std::uint64_t safetensors_writer_base::fingerprint() const noexcept {
   return digest(inside_->links() ? "safetensors 1, frozen items apart" : "safetensors 1");
 }
 
+CAIRN_BODY void safetensors_writer_base::inside::await_turn(const save_context& c, const staged_image& image,
+                                                            deadline until) const {
+  if (c.writers_at_once == 0) return;
+  const auto place = protocol_.placement(c);
+  const auto files = std::max(c.writers_at_once / place.ranks_per_file, 1);
+  const auto before = place.first_of(c.rank) - files * place.ranks_per_file;
+  if (before < 0) return;
+  const auto key = record_key(c.step, before, c.attempt, place);
+  const auto& store = protocol_.store();
+  for (detail::poll_backoff pause(c.attempt, c.rank); !store.size(key);) {
+    protocol_.check_open(c);
+    if (image.control()->write_limit_lifted()) return;
+    if (c.peers != nullptr && c.peers->is_gone(before) && !store.size(key))
+      fail(error_id::peer_lost, "the rank after which this one was to write is gone", {.rank = before});
+    if (!pause.wait(until))
+      fail(error_id::timeout_write, "the rank after which this one was to write has not written in time",
+           {.rank = before, .file = key});
+  }
+  if (place.shared()) return;
+  std::array<std::byte, record_header_bytes> header;
+  const read_range range{key, 0, header};
+  store.read({&range, 1});
+  if (decode_record_header(header, key).failed) protocol_.objects().throw_failure_in(key);
+}
+
 CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, const staged_image& image,
                                                          deadline until) {
   protocol_.begin(c);
   protocol_.check_open(c);
   protocol_.enter(c, until);
+  await_turn(c, image, until);
   if (shared_ != nullptr && protocol_.placement(c).shared()) return (this->*shared_)(c, image, until);
   std::size_t finished = 0;
   try {

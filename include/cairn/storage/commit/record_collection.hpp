@@ -78,7 +78,6 @@ class record_collection {
   /// Reads the objects of blocks that have appeared.
   void take_blocks();
   [[nodiscard]] std::size_t size_of(std::int32_t first) const noexcept;
-  [[noreturn]] void throw_reported(const std::string& key) const;
 
   any_store store_;
   const step_objects& objects_;

@@ -100,6 +100,8 @@ class step_objects {
   /// @pre this rank's record existed. @throws the reason of an abort; storage_aborted where the record is
   /// gone, which on a full disk may be the only way in which a failed rank can tell the others.
   void check_record(const save_context& c, const file_placement& place) const;
+  /// @throws what a rank that failed left in its record.
+  [[noreturn]] void throw_failure_in(const std::string& record_key) const;
   /// Ends an attempt for good. @throws the store's errors
   void require_mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const;
   /// Ends an attempt for good; false where the store refuses.

@@ -254,7 +254,7 @@ CAIRN_BODY void record_collection::take(const std::vector<std::int32_t>& there) 
     const auto key = record_key(c_.step, there[i], c_.attempt, place_);
     auto& h = headers_[static_cast<std::size_t>(there[i])];
     h = decode_record_header(std::span(bytes).subspan(i * record_header_bytes), key);
-    if (h.failed) throw_reported(key);
+    if (h.failed) objects_.throw_failure_in(key);
   }
   check_agreement(c_, there, headers_);
   take_away(missing_, there);
@@ -303,12 +303,6 @@ CAIRN_BODY void record_collection::take_blocks() {
 
 CAIRN_BODY std::size_t record_collection::size_of(std::int32_t first) const noexcept {
   return static_cast<std::size_t>(std::min(block_ranks_, c_.world_size - first));
-}
-
-CAIRN_BODY void record_collection::throw_reported(const std::string& key) const {
-  const auto bytes = store_.read_all(key, max_mark_bytes);
-  if (!bytes) fail(error_id::storage_not_found, "the record of a rank that failed is gone", {.file = key});
-  std::rethrow_exception(decode_failure_record(*bytes, key));
 }
 
 }  // namespace detail

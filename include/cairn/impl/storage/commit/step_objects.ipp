@@ -9,6 +9,7 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/manifest_reader.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -181,6 +182,13 @@ CAIRN_BODY void step_objects::check_record(const save_context& c, const file_pla
        "the files of this save were removed before it was committed: another rank failed and could not say "
        "why, or somebody removed the checkpoint; look for the errors of the other ranks",
        {.rank = c.rank, .file = key});
+}
+
+CAIRN_BODY void step_objects::throw_failure_in(const std::string& record_key) const {
+  const auto bytes = store_.read_all(record_key, max_mark_bytes);
+  if (!bytes)
+    fail(error_id::storage_not_found, "the record of a rank that failed is gone", {.file = record_key});
+  std::rethrow_exception(decode_failure_record(*bytes, record_key));
 }
 
 CAIRN_BODY void step_objects::require_mark(std::int64_t step, std::uint64_t attempt,
