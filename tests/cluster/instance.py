@@ -30,25 +30,37 @@ def answer(connection):
         asked = json.loads(asked)
         try:
             # The command writes to the connection itself; it is the leader of a session, so that all of it can be ended.
-            process = subprocess.Popen(asked["command"], stdin=connection if asked["input"] else subprocess.DEVNULL,
-                                       stdout=connection, stderr=connection,
+            # Its input comes through here: it is not to see the end of it before it is killed.
+            process = subprocess.Popen(asked["command"], stdin=subprocess.PIPE if asked["input"] else subprocess.DEVNULL,
+                                       stdout=connection, stderr=connection, bufsize=0,
                                        env={**os.environ, **asked["environment"]}, start_new_session=True)
         except OSError as e:
             connection.sendall(f"box: {asked['command'][0]}: {e.strerror}\n".encode() + END + b"127\n")
             return
         ended = threading.Event()
 
-        def watch():  # who asked has gone: so does the command
+        def watch():
             hears = select.poll()
-            hears.register(connection, select.POLLRDHUP | select.POLLHUP)
+            hears.register(connection, select.POLLRDHUP | select.POLLHUP | (select.POLLIN if asked["input"] else 0))
             while not ended.is_set():
-                if hears.poll(200):
-                    if not ended.is_set():
-                        try:
-                            os.killpg(process.pid, signal.SIGKILL)
-                        except ProcessLookupError:
-                            pass
-                    return
+                if not hears.poll(200):
+                    continue
+                try:
+                    data = connection.recv(65536) if asked["input"] else b""
+                except OSError:
+                    data = b""
+                if data:
+                    try:
+                        process.stdin.write(data)
+                    except BrokenPipeError:  # it wants no more of it
+                        pass
+                    continue
+                if not ended.is_set():  # who asked has gone: so does the command
+                    try:
+                        os.killpg(process.pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+                return
 
         watcher = threading.Thread(target=watch)
         watcher.start()
