@@ -117,8 +117,9 @@ struct persist {
   /// does not depend on time. To agree on it, the ranks send a few small messages in that time.
   double seconds = 0;
   /// So many ranks write their data at once, for a store that slows down where all of a large job write: each other one
-  /// begins when the record of the rank so many before it is there, for which it looks up to twenty times a second, or as
-  /// soon as close() waits for the save. 0: all of them. Ranks that share a file write together, one file at least.
+  /// begins when the record of the rank so many before it is there, for which it looks up to twenty times a second (in a world
+  /// of more than 500 ranks less often), or as soon as close() waits for the save. All of it has the save's timeout. 0: all
+  /// ranks at once. Ranks that share a file write together, one file at least.
   std::int32_t writers_at_once = 0;
   /// What the store does counts: a save that is due waits until the one before it is written, and save() throws
   /// what kept one from being committed, once, after it has begun its own.

@@ -248,8 +248,9 @@ CAIRN_BODY void safetensors_writer_base::inside::await_turn(const save_context& 
   if (before < 0) return;
   const auto key = record_key(c.step, before, c.attempt, place);
   const auto& store = protocol_.store();
-  for (detail::poll_backoff pause(c.attempt, c.rank); !store.size(key);) {
-    protocol_.check_open(c);
+  detail::poll_backoff pause(c.attempt, c.rank, c.world_size);
+  for (std::uint64_t poll = 1; !store.size(key); ++poll) {
+    if (poll % detail::polls_for_own_record == 0) protocol_.check_open(c);
     if (image.control()->write_limit_lifted()) return;
     if (c.peers != nullptr && c.peers->is_gone(before) && !store.size(key))
       fail(error_id::peer_lost, "the rank after which this one was to write is gone", {.rank = before});
