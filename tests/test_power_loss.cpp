@@ -169,7 +169,7 @@ TEST_CASE(
     }
   }
   std::size_t states = 0;
-  for (std::size_t at = 0; at <= disk.operations(); at += rounds(1) > 1 ? 1 : 3)
+  for (std::size_t at = 0; at <= disk.operations(); at += rounds(1) > 1 ? 1U : 3U)
     for (const auto& cut : disk.cuts(at, 1, test_seed())) {
       CAPTURE(cut.text());
       cairn::checkpointer ckpt{store_type{"root", {}, disk.after(cut)}, cairn::read_only{}, quiet};

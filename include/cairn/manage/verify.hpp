@@ -275,11 +275,10 @@ class verification {
       static_cast<void>(describe(e, key, -1));  // block by block, it shows which are lost
       whole = false;
     }
-    std::optional<damage> last;  // grows while blocks of one item that follow each other are damaged alike
+    damage last;  // grows while blocks of one item that follow each other are damaged alike; no bytes: none
     std::size_t last_item = 0;
     const auto flush = [&] {
-      if (last) report(std::move(*last));
-      last.reset();
+      if (last.bytes != 0) report(std::exchange(last, {}));
     };
     for (const auto& ref : b.blocks) {
       const auto& stored = *items_[ref.item].stored;
@@ -290,13 +289,13 @@ class verification {
       auto found = check_block(b, ref, block, whole);
       if (!found) continue;
       found->offset = static_cast<std::int64_t>(at), found->bytes = length;
-      if (last && last_item == ref.item && last->what == found->what &&
-          last->offset + static_cast<std::int64_t>(last->bytes) == found->offset) {
-        last->bytes += found->bytes;
+      if (last.bytes != 0 && last_item == ref.item && last.what == found->what &&
+          last.offset + static_cast<std::int64_t>(last.bytes) == found->offset) {
+        last.bytes += found->bytes;
         continue;
       }
       flush();
-      last = std::move(found), last_item = ref.item;
+      last = std::move(*found), last_item = ref.item;
     }
     flush();
     count(b.end - b.begin);
