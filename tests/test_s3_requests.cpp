@@ -261,8 +261,26 @@ TEST_CASE(
   CHECK(store.remove_all(keys));
   CHECK(server.objects().keys("bucket").empty());
 
+  // A refusal of one request says nothing of the next.
+  for (const char* refusal :
+       {"status=400 code=MalformedXML", "status=403 code=AccessDenied", "status=404 code=NoSuchKey"}) {
+    CAPTURE(refusal);
+    fill();
+    server.clear_journal();
+    server.faults.add("error DeleteObjects first " + std::string(refusal));
+    CHECK(store.remove_all(keys));
+    CHECK(server.objects().keys("bucket").empty());
+    CHECK(server.count("DeleteObjects") == 2);
+    server.faults.clear();
+  }
+
   fill();
-  server.faults.add("error DeleteObjects all status=501 code=NotImplemented");
+  SUBCASE("not implemented") {
+    server.faults.add("error DeleteObjects all status=501 code=NotImplemented");
+  }
+  SUBCASE("no such method") {
+    server.faults.add("error DeleteObjects all status=405 code=MethodNotAllowed");
+  }
   CHECK(store.remove_all(keys));
   CHECK(server.objects().keys("bucket").empty());
   server.clear_journal();

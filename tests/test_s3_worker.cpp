@@ -17,6 +17,7 @@
 
 #include <poll.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <paths.hpp>
@@ -311,6 +312,19 @@ TEST_CASE(
   }
 }
 
+/// What a body writes on stderr.
+template <class Body>
+[[nodiscard]] std::string errors_told_by(Body&& body) {
+  const cairn::detail::file_descriptor kept(::dup(STDERR_FILENO)), told(::memfd_create("told", 0));
+  REQUIRE(::dup2(told.get(), STDERR_FILENO) >= 0);
+  body();
+  REQUIRE(::dup2(kept.get(), STDERR_FILENO) >= 0);
+  std::string text(16'384, '\0');
+  text.resize(
+      static_cast<std::size_t>(std::max<ssize_t>(::pread(told.get(), text.data(), text.size(), 0), 0)));
+  return text;
+}
+
 TEST_CASE("announcements count while their process lives, and those of other hosts while heartbeats come") {
   s3::server server{service()};
   const auto key = "step-00000002/rank-00000.0000000000000001.record.begun";
@@ -363,7 +377,23 @@ TEST_CASE("announcements count while their process lives, and those of other hos
   CHECK_THROWS_AS(static_cast<void>(hasty.leftovers("step-")), cairn::storage_error);
   CHECK_THROWS_AS(static_cast<void>(hasty.live_writers("step-")), cairn::storage_error);
   server.faults.clear();
+  // Nor does one that refuses to say whether it lives: however old what is known of it, nobody ends its save.
   server.set_clock_offset(600);
+  for (const auto& [refusal, why] : {std::pair{"status=403 code=AccessDenied", "s3:ListMultipartUploadParts"},
+                                     {"status=501 code=NotImplemented", "refuses ListParts"},
+                                     {"status=400 code=InvalidRequest", "refuses ListParts"}}) {
+    CAPTURE(refusal);
+    server.faults.add("error ListParts all " + std::string(refusal));
+    auto forbidden = reader(server, first);
+    const auto told = errors_told_by([&] {
+      CHECK(forbidden.live_writers("step-").size() == 1);
+      CHECK(forbidden.leftovers("step-").size() == 3);
+    });
+    CHECK(told.find(why) != std::string::npos);
+    CHECK(told.find(key) != std::string::npos);
+    CHECK(std::count(told.begin(), told.end(), '\n') == 1);  // once
+    server.faults.clear();
+  }
   for (const auto& left : store.leftovers("step-")) store.discard(left);
   CHECK(server.objects().uploads() == 0);
 }

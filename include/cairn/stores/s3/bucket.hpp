@@ -101,7 +101,7 @@ class s3_bucket {
   static constexpr std::string_view probe_prefix = "cairn-probe-";
 
  private:
-  /// False where the service removes one object by a request, and removed none now.
+  /// False where the service did not take the request, and removed none: never, or not this time.
   [[nodiscard]] bool remove_many(std::span<const std::string> keys);
   void remove_one_by_one(std::span<const std::string> keys);
   [[noreturn]] void fail_answer(std::string_view what) const;

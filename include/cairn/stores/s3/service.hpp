@@ -34,7 +34,8 @@ struct s3_service final : credential_provider {
   std::atomic<bool> takes_unsigned{false};  ///< the service took a body without
   std::atomic<bool> keeps_removed{false};   ///< a removal left a delete marker
   std::atomic<bool> removes_many{true};  ///< it removes several objects by one request, or was not asked yet
-  std::atomic<std::int64_t> skew{0};     ///< the server's clock less ours, in seconds
+  std::atomic<bool> told_of_hidden_signs{false};  ///< that it refuses to say which writers live
+  std::atomic<std::int64_t> skew{0};              ///< the server's clock less ours, in seconds
 
   /// To a worker process that asks for credentials, other ones than those of the number that it names.
   [[nodiscard]] secret_bytes answer(std::span<const std::byte> question) override;

@@ -294,7 +294,10 @@ CAIRN_BODY bool s3_bucket::remove_many(std::span<const std::string> keys) {
   client.set_body(r, {std::as_bytes(std::span(text.data(), text.size()))}, true);
   const auto call = client.run(std::move(r));
   if (!call->fine() && call->end == http_end::answered && (call->status / 100 == 4 || call->status == 501)) {
-    service.removes_many.store(false);
+    // Other refusals say something of these objects or this moment, which the requests for single ones find out.
+    const auto& code = call->refusal().code;
+    if (call->status == 501 || call->status == 405 || code == "NotImplemented" || code == "MethodNotAllowed")
+      service.removes_many.store(false);
     return false;
   }
   client.require(*call, "removing of objects");

@@ -20,6 +20,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <ctime>
 #include <memory>
 #include <mutex>
@@ -160,6 +161,20 @@ CAIRN_BODY void heartbeat::repeat() noexcept {
   }
 }
 
+/// Says once for a store that it is not told who lives, and what that costs.
+inline void warn_of_hidden_signs(s3_bucket& bucket, const s3_call& refused) {
+  if (bucket.client.service().told_of_hidden_signs.exchange(true)) return;
+  const bool forbidden = refused.status == 401 || refused.status == 403;
+  const auto* const what = forbidden ? "the credentials lack the right s3:ListMultipartUploadParts on it"
+                                     : "the service refuses ListParts";
+  std::fprintf(
+      stderr,
+      "cairn: %s: whether the process that shows itself by it lives is not told (%s): %s. Such processes "
+      "of other hosts are taken for living ones, so that a run waits for saves that a dead one began, and "
+      "what a dead one read stays, until somebody, or a lifecycle rule, aborts this upload\n",
+      bucket.client.place(refused.request().key).c_str(), refused.last_failure().c_str(), what);
+}
+
 CAIRN_BODY bool has_heartbeat(s3_bucket& bucket, const open_upload& upload) {
   if (bucket.was_left(upload.id)) return false;
   std::string_view tag = upload.key;
@@ -178,10 +193,13 @@ CAIRN_BODY bool has_heartbeat(s3_bucket& bucket, const open_upload& upload) {
   s3_request r{.method = "GET", .key = upload.key, .query = {{"max-parts", "1"}, {"uploadId", upload.id}}};
   r.root = "ListPartsResult";
   const auto call = bucket.client.run(std::move(r));
-  // It has ended, or we may not look. That a service has no time says nothing of it.
-  const bool busy =
-      call->status == 408 || call->status == 429 || (call->status >= 500 && call->status != 501);
-  if (!call->fine() && call->end == http_end::answered && !busy) return false;
+  if (!call->fine() && call->end == http_end::answered) {
+    if (call->status == 404) return false;  // it has ended
+    // That a service has no time says nothing of it, nor that we may not look: who is not known to be dead lives.
+    const bool busy =
+        call->status == 408 || call->status == 429 || (call->status >= 500 && call->status != 501);
+    if (!busy) return warn_of_hidden_signs(bucket, *call), true;
+  }
   bucket.client.require(*call, "looking for a writer's signs of life");
   const auto date = call->header("date");
   const auto now = date ? ::curl_getdate(std::string(*date).c_str(), nullptr) : -1;
