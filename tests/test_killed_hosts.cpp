@@ -100,6 +100,11 @@ class told_files final : public tier_files {
     tier_files::remove(path);
     at_.pass("after remove " + kind_of(path));
   }
+  void write(const std::string& path, int file, std::uint64_t offset,
+             std::span<const std::byte> bytes) override {
+    at_.pass("before write " + kind_of(path));
+    tier_files::write(path, file, offset, bytes);
+  }
 
  private:
   points& at_;
@@ -385,8 +390,9 @@ TEST_CASE(
     "not") {
   int kills = 0;
   bool host_too = false;
-  for (const auto* point : {"before offer", "after offer", "before fetch", "after fetch", "before withdraw",
-                            "before rename held", "after rename held"})
+  for (const auto* point :
+       {"before offer", "after offer", "before fetch", "after fetch", "before withdraw", "before rename held",
+        "after rename held", "before rename kept", "after rename kept"})
     for (const int count : {1, 3}) {
       host_too = !host_too;
       if (cairn_test::long_run())
@@ -395,7 +401,7 @@ TEST_CASE(
         continue;
       kills += kill_and_resume(2, point, count, host_too);
     }
-  CHECK(kills >= (cairn_test::long_run() ? 28 : 7));
+  CHECK(kills >= (cairn_test::long_run() ? 36 : 9));
 }
 // survives: host-lost-redundant
 TEST_CASE("a host that is lost while it writes a checkpoint to the store costs no step that was redundant") {
@@ -419,6 +425,32 @@ TEST_CASE("a process that is killed at any message of a recovery leaves what the
     kills += !killed.good();
   }
   CHECK(kills >= 3);
+  const auto last = run(on, 1);
+  CAPTURE(last.text());
+  CHECK(last.good());
+  CHECK(last.resumed == newest);
+  CHECK(on.empty());
+}
+
+// survives: killed-in-recovery
+TEST_CASE("a process that is killed while it removes or rebuilds pieces leaves what the next one finds") {
+  const places on;
+  const auto newest = run(on, 3, {{.rank = 0, .point = "before rename held", .count = 3}}).redundant;
+  REQUIRE(newest == 2);
+  const std::vector<rank_event> kills{{.rank = 3, .point = "before write slot"},
+                                      {.rank = 3, .point = "before put new-rebuilt"},
+                                      {.rank = 3, .point = "after rename held"},
+                                      {.rank = 2, .point = "before remove kept"},
+                                      {.rank = 2, .point = "before remove piece"}};
+  for (const auto& each : kills) {
+    CAPTURE(each.point);
+    on.lose(3);
+    const auto killed = run(on, 0, {each});
+    CAPTURE(killed.text());
+    CHECK(killed.right());
+    CHECK_FALSE(killed.good());
+    CHECK((killed.resumed == -1 || killed.resumed == newest));
+  }
   const auto last = run(on, 1);
   CAPTURE(last.text());
   CHECK(last.good());

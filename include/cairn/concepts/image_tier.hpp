@@ -22,6 +22,8 @@
 namespace cairn {
 inline namespace v1 {
 
+class tier_files;
+
 /// A save that a tier holds of all its ranks.
 struct held_step {
   /// The step that was saved.
@@ -149,6 +151,8 @@ class spread_tier : public image_tier, public surveyed_tier {
   virtual void spread() = 0;
   /// Where this rank keeps pieces; the records of what it holds lie there, too.
   [[nodiscard]] virtual std::string directory() const = 0;
+  /// By what files of directory() are changed, pieces as well. Null: as `tier_files` does.
+  [[nodiscard]] virtual std::shared_ptr<tier_files> files() const { return nullptr; }
   /// The first rank of this run that opened the place of this one.
   [[nodiscard]] virtual std::int32_t first_rank() const = 0;
   /// Keeps this rank's image of a save; nothing where it is held no more. @throws storage_error, timeout_error

@@ -43,8 +43,8 @@ class redundant_saves {
   /// Ends what is under way. What was kept stays.
   virtual ~redundant_saves() = default;
 
-  /// What makes images again that are lost, before open() already.
-  [[nodiscard]] virtual std::shared_ptr<image_rebuilder> rebuilder() = 0;
+  /// What makes images again that are lost, in a tier that changes files so (spread_tier::files), before open() already.
+  [[nodiscard]] virtual std::shared_ptr<image_rebuilder> rebuilder(std::shared_ptr<tier_files> files) = 0;
   /// What it is, for messages: "one of two copies on partners".
   [[nodiscard]] virtual std::string describe() const = 0;
   /// The failure group of this rank. @throws storage_error

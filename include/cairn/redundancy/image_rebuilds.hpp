@@ -16,7 +16,8 @@ namespace detail {
 /// Rebuilds by what a Redundancy says, from pieces that a redundancy_engine has kept.
 class redundancy_rebuilder final : public image_rebuilder {
  public:
-  explicit redundancy_rebuilder(any_redundancy by) : by_(std::move(by)) {}
+  /// `files`: see spread_tier::files.
+  explicit redundancy_rebuilder(any_redundancy by, std::shared_ptr<tier_files> files = nullptr);
   void survey(const std::string& directory, std::vector<surveyed_save>& saves,
               std::vector<std::string>& damaged) override;
   void remove_pieces(const std::string& directory, const surveyed_save& which) override;
@@ -28,6 +29,7 @@ class redundancy_rebuilder final : public image_rebuilder {
 
  private:
   any_redundancy by_;
+  std::shared_ptr<tier_files> files_;
 };
 
 }  // namespace detail

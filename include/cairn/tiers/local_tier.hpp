@@ -75,6 +75,7 @@ class local_tier final : public spread_tier {
   // See spread_tier.
   void spread() override;
   [[nodiscard]] std::string directory() const override;
+  [[nodiscard]] std::shared_ptr<tier_files> files() const override;
   [[nodiscard]] std::int32_t first_rank() const override;
   [[nodiscard]] std::optional<pinned_save> pin(const held_step& which) override;
   void held_by_all(const held_step& which) noexcept override;

@@ -84,6 +84,7 @@ class tier_directory {
   [[nodiscard]] const std::string& path() const noexcept { return directory_; }
   [[nodiscard]] std::string path(const std::string& name) const { return directory_ + "/" + name; }
   [[nodiscard]] tier_files& files() const noexcept { return *files_; }
+  [[nodiscard]] const std::shared_ptr<tier_files>& shared_files() const noexcept { return files_; }
   /// Whether it lies on a disk, so that images are written there; else they lie in memory, which is a tmpfs. After
   /// open().
   [[nodiscard]] bool on_disk() const noexcept { return on_disk_; }

@@ -29,9 +29,9 @@ class composed_tier_parts final : public tier_parts {
   [[nodiscard]] std::string describe() const override { return tier_->describe(); }
   [[nodiscard]] owned<tier_loads> loads(std::shared_ptr<save_services> services,
                                         collectives& group) override {
-    return make_owned<tier_recovery<>>(tier_, spread_,
-                                       redundancy_ != nullptr ? redundancy_->rebuilder() : nullptr,
-                                       std::move(services), group);
+    return make_owned<tier_recovery<>>(
+        tier_, spread_, redundancy_ != nullptr ? redundancy_->rebuilder(spread_->files()) : nullptr,
+        std::move(services), group);
   }
   [[nodiscard]] owned<tier_saves> saves(std::shared_ptr<save_services> services) override {
     return make_owned<held_saves<>>(tier_, persisting_, std::move(services), std::move(spread_),

@@ -18,6 +18,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+CAIRN_BODY redundancy_rebuilder::redundancy_rebuilder(any_redundancy by, std::shared_ptr<tier_files> files)
+    : by_(std::move(by)), files_(files != nullptr ? std::move(files) : std::make_shared<tier_files>()) {}
+
 CAIRN_BODY void redundancy_rebuilder::survey(const std::string& directory, std::vector<surveyed_save>& saves,
                                              std::vector<std::string>& damaged) {
   for (const auto& each : names_in_tier(directory)) {
@@ -62,12 +65,11 @@ CAIRN_BODY void redundancy_rebuilder::survey(const std::string& directory, std::
 
 CAIRN_BODY void redundancy_rebuilder::remove_pieces(const std::string& directory,
                                                     const surveyed_save& which) {
-  tier_files files;
   for (const auto& each : names_in_tier(directory)) {
     const auto name = parse_kept_name(each);
     if (!name || !names_save(*name, which)) continue;
-    files.remove(directory + "/" + each);  // before what it names
-    files.remove(directory + "/" + piece_name(name->rank, name->slot));
+    files_->remove(directory + "/" + each);  // before what it names
+    files_->remove(directory + "/" + piece_name(name->rank, name->slot));
   }
 }
 
@@ -87,7 +89,7 @@ CAIRN_BODY std::unique_ptr<rebuild_sources> redundancy_rebuilder::sources(const 
 CAIRN_BODY std::unique_ptr<image_rebuild> redundancy_rebuilder::begin(const std::string& directory,
                                                                       const surveyed_save& all,
                                                                       std::int32_t lost) {
-  return begin_rebuild(by_, directory, all, lost);
+  return begin_rebuild(by_, directory, all, lost, files_);
 }
 
 }  // namespace detail

@@ -30,8 +30,8 @@ class redundancy_by_links final : public redundant_saves {
     if (votes_ != nullptr) votes_->stop();
   }
 
-  [[nodiscard]] std::shared_ptr<image_rebuilder> rebuilder() override {
-    return std::make_shared<redundancy_rebuilder>(by_);
+  [[nodiscard]] std::shared_ptr<image_rebuilder> rebuilder(std::shared_ptr<tier_files> files) override {
+    return std::make_shared<redundancy_rebuilder>(by_, std::move(files));
   }
   [[nodiscard]] std::string describe() const override {
     if (engine_ == nullptr) return "redundant";
@@ -49,7 +49,8 @@ class redundancy_by_links final : public redundant_saves {
     tier_ = std::move(tier);
     link_.emplace(maker_.connect(job, until));
     const redundancy_options options{.timeout = timeout,
-                                     .block_timeout = std::min<std::chrono::nanoseconds>(timeout, block)};
+                                     .block_timeout = std::min<std::chrono::nanoseconds>(timeout, block),
+                                     .files = tier_->files()};
     votes_ = std::make_unique<held_votes>(*link_, tier_, places[static_cast<std::size_t>(job.rank())],
                                           options.timeout, options.block_timeout);
     engine_ = std::make_unique<redundancy_engine>(*link_, by_, groups, tier_->directory(), options);

@@ -32,7 +32,9 @@ namespace detail {
 /// A new file of a tier, with its room, that is removed again unless it is kept.
 class new_slot {
  public:
-  new_slot(const std::string& directory, std::int32_t rank, std::uint64_t bytes) {
+  new_slot(std::shared_ptr<tier_files> files, const std::string& directory, std::int32_t rank,
+           std::uint64_t bytes)
+      : files_(std::move(files)) {
     if (lies_in_memory(directory)) bytes = (bytes + tier_image_unit - 1) / tier_image_unit * tier_image_unit;
     check_memory(directory, bytes);
     for (;; ++number_) {
@@ -57,12 +59,13 @@ class new_slot {
   }
   // Memory that is mapped costs a fault for each page.
   void write(std::uint64_t offset, std::span<const std::byte> bytes) {
-    tier_files().write(path_, file_.get(), offset, bytes);
+    files_->write(path_, file_.get(), offset, bytes);
   }
   [[nodiscard]] std::int32_t number() const { return number_; }
   void keep() { kept_ = true; }
 
  private:
+  std::shared_ptr<tier_files> files_;
   std::int32_t number_ = 0;
   std::string path_;
   file_descriptor file_;
@@ -74,8 +77,13 @@ class new_slot {
 /// each source are verified, and what was to be made of a wrong one is made of others.
 class stepwise_rebuild final : public image_rebuild {
  public:
-  stepwise_rebuild(any_redundancy by, std::string directory, const surveyed_save& all, std::int32_t lost)
-      : by_(std::move(by)), directory_(std::move(directory)), all_(all), set_(set_left(all, by_, lost)) {}
+  stepwise_rebuild(any_redundancy by, std::string directory, const surveyed_save& all, std::int32_t lost,
+                   std::shared_ptr<tier_files> files)
+      : by_(std::move(by)),
+        directory_(std::move(directory)),
+        files_(std::move(files)),
+        all_(all),
+        set_(set_left(all, by_, lost)) {}
 
   [[nodiscard]] std::vector<rebuild_range> next(std::uint64_t bytes) override {
     if (slot_ == nullptr) {
@@ -129,13 +137,12 @@ class stepwise_rebuild final : public image_rebuild {
       fail(error_id::corrupt_missing_file,
            "an image could not be rebuilt whole: what is left of its set ends before it does",
            {.rank = own().rank});
-    tier_files files;
     auto name = head_.name;
     const auto content = decode_held(head_.record, name, directory_);
     name.slot = slot_->number();
     const bool on_disk = !lies_in_memory(directory_);
-    if (on_disk) files.sync(directory_ + "/" + slot_name(name.rank, name.slot), -1);
-    put_durably(files, directory_, "new-rebuilt-" + std::to_string(name.rank), to_string(name),
+    if (on_disk) files_->sync(directory_ + "/" + slot_name(name.rank, name.slot), -1);
+    put_durably(*files_, directory_, "new-rebuilt-" + std::to_string(name.rank), to_string(name),
                 encode_held(name, content), on_disk);
     slot_->keep();
     return std::move(notes_);
@@ -198,7 +205,7 @@ class stepwise_rebuild final : public image_rebuild {
       set_.survivors.pieces[i] = usable;
     }
     made_of_ = without(set_.survivors);
-    slot_ = std::make_unique<new_slot>(directory_, own().rank, head_.blocks.bytes());
+    slot_ = std::make_unique<new_slot>(files_, directory_, own().rank, head_.blocks.bytes());
   }
   /// @throws peer_error (peer_lost)
   [[nodiscard]] std::shared_ptr<const sources> without(const set_survivors& left) const {
@@ -331,6 +338,7 @@ class stepwise_rebuild final : public image_rebuild {
 
   const any_redundancy by_;
   const std::string directory_;
+  const std::shared_ptr<tier_files> files_;
   const surveyed_save all_;
   set_that_is_left set_;
   image_head head_;
@@ -346,8 +354,9 @@ class stepwise_rebuild final : public image_rebuild {
 };
 
 CAIRN_BODY std::unique_ptr<image_rebuild> begin_rebuild(any_redundancy by, std::string directory,
-                                                        const surveyed_save& all, std::int32_t lost) {
-  return std::make_unique<stepwise_rebuild>(std::move(by), std::move(directory), all, lost);
+                                                        const surveyed_save& all, std::int32_t lost,
+                                                        std::shared_ptr<tier_files> files) {
+  return std::make_unique<stepwise_rebuild>(std::move(by), std::move(directory), all, lost, std::move(files));
 }
 
 }  // namespace detail

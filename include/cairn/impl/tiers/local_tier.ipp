@@ -201,6 +201,9 @@ CAIRN_BODY void local_tier::spread() {
 CAIRN_BODY std::string local_tier::directory() const {
   return slots_->directory().path();
 }
+CAIRN_BODY std::shared_ptr<tier_files> local_tier::files() const {
+  return slots_->directory().shared_files();
+}
 CAIRN_BODY std::int32_t local_tier::first_rank() const {
   return slots_->directory().first_rank();
 }
