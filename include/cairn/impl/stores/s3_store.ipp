@@ -188,12 +188,12 @@ CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to, deadl
   const auto source =
       bucket_->client.head(source_key, detail::s3_deadline::on(bucket_->client.service().clock, until));
   if (!source) fail_no_object(bucket_->client.place(source_key));
-  if (source->bytes == 0) return put_new(to, {});
   {
     detail::s3_upload upload(bucket_, key, 0);
     upload.until(until);
     upload.begin();
-    if (upload.take_from(source_key, source->bytes)) return upload.finish();
+    // Nothing cannot be a part.
+    if (source->bytes == 0 || upload.take_from(source_key, source->bytes)) return upload.finish();
   }
   detail::s3_upload upload(bucket_, key, source->bytes);
   upload.until(until);

@@ -84,12 +84,14 @@ class s3_client {
   enum class put_result : std::uint8_t { stands, existed };
   /// One object by one request, only if nothing stands there. A lost answer is settled by looking at what
   /// stands.
-  [[nodiscard]] put_result put(const std::string& key, std::vector<std::span<const std::byte>> pieces);
+  [[nodiscard]] put_result put(const std::string& key, std::vector<std::span<const std::byte>> pieces,
+                               const s3_deadline& until = {});
 
   enum class occupant : std::uint8_t { none, ours, other };
   /// Whose object stands under a key: by the writer's token, or, where the service keeps none, by its bytes.
   [[nodiscard]] occupant occupant_of(const std::string& key, const std::string& token,
-                                     std::span<const std::span<const std::byte>> pieces);
+                                     std::span<const std::span<const std::byte>> pieces,
+                                     const s3_deadline& until);
 
  private:
   std::shared_ptr<s3_service> service_;

@@ -299,10 +299,12 @@ CAIRN_BODY void s3_client::set_body(s3_request& r, std::vector<std::span<const s
 }
 
 CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
-                                                std::vector<std::span<const std::byte>> pieces) {
+                                                std::vector<std::span<const std::byte>> pieces,
+                                                const s3_deadline& until) {
   const auto token = random_token();
-  if (service_->options.exclusive == s3_exclusive::single_writer && head(key)) return put_result::existed;
-  s3_request r{.method = "PUT", .key = key};
+  if (service_->options.exclusive == s3_exclusive::single_writer && head(key, until))
+    return put_result::existed;
+  s3_request r{.method = "PUT", .key = key, .until = until};
   r.headers.emplace_back(token_header(), token);
   only_if_absent(r);
   set_body(r, std::move(pieces), true);
@@ -311,7 +313,7 @@ CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
   if (call->unencrypted()) fail_call(*call, "writing of an object");
   const bool exists = call->end == http_end::answered && call->status == 412;
   if (!exists && !call->uncertain()) fail_call(*call, "writing of an object");
-  switch (occupant_of(key, token, call->request().body)) {
+  switch (occupant_of(key, token, call->request().body, until)) {
     case occupant::ours:
       return put_result::stands;
     case occupant::other:
@@ -323,8 +325,9 @@ CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
 }
 
 CAIRN_BODY s3_client::occupant s3_client::occupant_of(const std::string& key, const std::string& token,
-                                                      std::span<const std::span<const std::byte>> pieces) {
-  const auto found = head(key);
+                                                      std::span<const std::span<const std::byte>> pieces,
+                                                      const s3_deadline& until) {
+  const auto found = head(key, until);
   if (!found) return occupant::none;
   if (!found->token.empty()) return found->token == token ? occupant::ours : occupant::other;
   std::uint64_t bytes = 0;

@@ -315,7 +315,7 @@ CAIRN_BODY void s3_upload::finish_object() {
       if (parts_.begin()->first != 0) fail_incomplete();
       pieces = assembled(parts_.begin()->second, end_);
     }
-    if (client.put(key_, std::move(pieces)) == s3_client::put_result::existed) fail_exists();
+    if (client.put(key_, std::move(pieces), until_) == s3_client::put_result::existed) fail_exists();
     return;
   }
   while (!parts_.empty()) send(parts_.begin());
@@ -376,9 +376,9 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
   text += "</CompleteMultipartUpload>";
   // Google refuses all conditions on uploads: there a look must do, as names are those of one attempt
   // alone.
-  if (client.google() && client.head(key_)) fail_exists();
+  if (client.google() && client.head(key_, until_)) fail_exists();
   for (bool conditional = !client.google();; conditional = false) {
-    s3_request r{.method = "POST", .key = key_};
+    s3_request r{.method = "POST", .key = key_, .until = until_};
     r.query = {{"uploadId", id_}};
     r.completes = true;
     r.root = "CompleteMultipartUpload";
@@ -405,7 +405,7 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
     const bool taken = answered && (call->status == 412 || call->status == 409);
     const bool gone = answered && call->status == 404;
     if (!taken && !gone && !call->uncertain()) client.fail_call(*call, "completion of an upload");
-    const auto stands = client.head(key_);
+    const auto stands = client.head(key_, until_);
     if (stands && stands->token == token_ && stands->bytes == end_) return true;
     if (stands && (taken || !stands->token.empty())) fail_exists();
     if (may_begin_again && !stands && answered && call->status == 409) return false;
