@@ -150,6 +150,8 @@ def check_lost_host(root, reference):
             print("no host was lost: this build has no links")
             return
         expect(told, r"^train_gpt: rank [23] \(process [0-9]+\) was ended by signal 9: Killed$")
+        expect(told, r"^train_gpt: rank [01]: \[cairn.peer.lost\]")
+        assert "cairn.usage." not in told, told  # the survivors did nothing wrong
         same_losses(directory, {step: loss for step, loss in reference.items() if step <= 5}, 1)
         shutil.rmtree(os.path.join(memory, "host-1"))
         told = train(directory, 2, *hosts, every=1)

@@ -165,18 +165,19 @@ class update_barrier {
     const std::lock_guard lock(mutex_);
     if (save_ != save) return;
     if (image_.control()->confirmed()) return open();  // by its handle
-    save_->give_up(make_failure(
-        error_id::usage_before_update_missing,
+    // Who is told of an exception, of a rank that is lost perhaps, did not forget anything.
+    save_->give_up(
         unwinding
-            ? "an overlapped save was given up while an exception was on its way: before_update() had not "
-              "been "
-              "called since, so its memory may have changed while it was copied; nothing of it was published"
-            : "an overlapped save was not followed by before_update(), so its memory may have changed while "
-              "it was "
-              "copied: nothing of it was published; call before_update() before each update "
-              "(cairn::checked{} "
-              "tells which memory was changed while it was copied)",
-        {.item = first_left_out()}));
+            ? make_failure(error_id::storage_aborted,
+                           "an exception ended its checkpointer before before_update() was called, so the "
+                           "save was given up: its memory may have changed while it was copied; nothing of "
+                           "it was published")
+            : make_failure(error_id::usage_before_update_missing,
+                           "an overlapped save was not followed by before_update(), so its memory may have "
+                           "changed while it was copied: nothing of it was published; call before_update() "
+                           "before each update (cairn::checked{} tells which memory was changed while it "
+                           "was copied)",
+                           {.item = first_left_out()}));
     open();
   }
 
