@@ -129,9 +129,9 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
   auto steps = look();
   for (const auto& s : steps)
     told("step " + std::to_string(s.which.step) + "  " +
-             (s.lost.empty()      ? "whole"
-              : s.missing.empty() ? tools::count_text(s.lost.size(), "image") + " lost, which can be rebuilt"
-                                  : "cannot be saved: " + s.missing),
+             (!s.missing.empty() ? "cannot be saved: " + s.missing
+              : s.lost.empty()   ? "whole"
+                                 : tools::count_text(s.lost.size(), "image") + " lost, which can be rebuilt"),
          tools::json_object()
              .step("step", s.which.step)
              .number("lost_images", s.lost.size())

@@ -493,6 +493,50 @@ TEST_CASE("a file that the system cannot read costs no more than one that is dam
     CHECK(again.warned > 0);
   }
 }
+TEST_CASE(
+    "a place without the plan of a save, which comes after the image, is told of only where no other has "
+    "it") {
+  job j;
+  j.persist_every = 2;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  const auto lose_plan = [&](int host) {
+    const auto tier = j.tier("host" + std::to_string(host));
+    const auto image = newest(tier, host, false);
+    REQUIRE(image);
+    fs::remove(tier + "/" + detail::plan_name(image->plan_digest));
+    fs::remove(tier + "/" + detail::second_plan_name(image->plan_digest));
+  };
+  // As where the process is killed between the two.
+  lose_plan(2);
+  SUBCASE("nothing is lost") {
+    const auto again = j.run(4);
+    CHECK(again.right == 4);
+    CHECK(again.resumed == 3);
+    CHECK(again.from_tier);
+    CHECK_MESSAGE(again.warned == 0, again.warning);
+  }
+  SUBCASE("nor where an image must be rebuilt there") {
+    j.lose("host1");
+    const auto again = j.run(4);
+    CHECK(again.right == 4);
+    CHECK(again.resumed == 3);
+    CHECK_MESSAGE(again.warned == 0, again.warning);
+  }
+  SUBCASE("all of them are lost") {
+    for (const int host : {0, 1, 3}) lose_plan(host);
+    std::vector<std::string> tiers, notes;
+    for (int host = 0; host < 4; ++host) tiers.push_back(j.tier("host" + std::to_string(host)));
+    for (const auto& step : find_surviving_steps(tiers, any_redundancy(partner_copies{}), notes))
+      CHECK(step.missing == "none of the tiers has its plan");
+    const auto again = j.run(4);
+    CHECK(again.right == 4);
+    CHECK(again.resumed == 2);
+    CHECK(again.warned > 0);
+    CHECK_MESSAGE(again.warning.find("no local tier has its plan any more") != std::string::npos,
+                  again.warning);
+  }
+}
 TEST_CASE("where an image cannot be rebuilt for want of room, the start ends, and the step stays") {
   job j;
   j.persist_every = 2;

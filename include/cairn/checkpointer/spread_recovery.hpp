@@ -35,7 +35,7 @@ class spread_recovery {
                   std::shared_ptr<save_services> services, collectives& group);
 
   /// Looks through all places: the first rank of each through its own. `reasons`: gets what cannot be read, on the first
-  /// rank of the place.
+  /// rank of the place, and, on rank 0, which plans are lost.
   void survey(std::string& reasons, deadline until);
   /// The saves that are complete, or can be made so, as far as records tell; ascending by step, of one run as they were
   /// saved. No message.
@@ -66,6 +66,7 @@ class spread_recovery {
   [[nodiscard]] const surveyed_save* find(const held_step& which) const;
   [[nodiscard]] const surveyed_save& of(const held_step& which) const;
   [[nodiscard]] static std::vector<std::int32_t> lost_of(const surveyed_save& save);
+  [[nodiscard]] bool can_be_whole(const surveyed_save& save) const;
   [[nodiscard]] std::vector<rebuild_exchange::task> share_out(const std::vector<std::int32_t>& lost,
                                                               const std::vector<std::int32_t>& refused,
                                                               deadline until);

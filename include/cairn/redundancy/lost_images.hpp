@@ -18,7 +18,7 @@ struct surviving_step {
   held_step which;                 ///< one save of one run: images of others are never mixed with it
   std::uint64_t plan_digest = 0;   ///< of the plan of all ranks
   std::vector<std::int32_t> lost;  ///< ranks whose image none of the tiers holds
-  std::string missing;  ///< why they cannot be rebuilt, in a sentence; empty: they can, or none is lost
+  std::string missing;  ///< why the save cannot be made whole, in a sentence; empty: it is, or can be
 };
 
 /// What tiers that survived hold, ascending by step; of one step the newest last. Reads the records alone. `directories`:

@@ -64,6 +64,15 @@ CAIRN_BODY void spread_recovery::survey(std::string& reasons, deadline until) {
     return left;
   };
   places_.decode(group_.tree_reduce_broadcast(std::move(own), join, until), group_.size());
+  if (group_.rank() != 0) return;
+  // Its rank 0 had the plan before it held its image.
+  for (const auto& save : places_.saves())
+    if (!save.has_plan && can_be_whole(save)) {
+      const auto text = "all images of the save of step " + std::to_string(save.step) +
+                        " are there or can be rebuilt, but no local tier has its plan any more";
+      tell({text});
+      reasons += (reasons.empty() ? "" : "; ") + text;
+    }
 }
 
 CAIRN_BODY std::vector<std::int32_t> spread_recovery::lost_of(const surveyed_save& save) {
@@ -76,15 +85,16 @@ CAIRN_BODY std::vector<std::int32_t> spread_recovery::lost_of(const surveyed_sav
       lost.push_back(rank);
   return lost;
 }
+/// A rank that no place has anything of may have had no time for the save: it was never whole.
+CAIRN_BODY bool spread_recovery::can_be_whole(const surveyed_save& save) const {
+  return detail::all_of(lost_of(save), [&](std::int32_t rank) {
+    return rebuilder_ != nullptr && rebuilder_->obstacle(save, rank).empty();
+  });
+}
 CAIRN_BODY std::vector<held_step> spread_recovery::found() const {
   std::vector<held_step> steps;
-  for (const auto& save : places_.saves()) {
-    const auto lost = lost_of(save);
-    // A rank that no place has anything of may have had no time for the save: it was never whole.
-    if (!save.has_plan || (!lost.empty() && rebuilder_ == nullptr)) continue;
-    if (std::all_of(lost.begin(), lost.end(), [&](auto r) { return rebuilder_->obstacle(save, r).empty(); }))
-      steps.push_back(held_step_of(save));
-  }
+  for (const auto& save : places_.saves())
+    if (save.has_plan && can_be_whole(save)) steps.push_back(held_step_of(save));
   return steps;
 }
 CAIRN_BODY const surveyed_save* spread_recovery::find(const held_step& which) const {

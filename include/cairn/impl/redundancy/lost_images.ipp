@@ -74,6 +74,7 @@ CAIRN_BODY std::vector<surviving_step> find_surviving_steps(std::span<const std:
         step.lost.push_back(rank);
     for (const auto rank : step.lost)
       if (step.missing.empty()) step.missing = rebuilder.obstacle(save, rank);
+    if (step.missing.empty() && !save.has_plan) step.missing = "none of the tiers has its plan";
     steps.push_back(std::move(step));
   }
   return steps;

@@ -71,6 +71,12 @@ static_assert(SharingReader<spread_held_reader>);
   return found;
 }
 
+[[nodiscard]] inline bool has_file_of_plan(const std::string& directory, std::uint64_t plan_digest) {
+  for (const auto& name : {plan_name(plan_digest), second_plan_name(plan_digest)})
+    if (::access((directory + "/" + name).c_str(), F_OK) == 0 || errno != ENOENT) return true;
+  return false;
+}
+
 CAIRN_BODY std::vector<surveyed_save> survey_images(const std::string& directory,
                                                     std::vector<std::string>& damaged) {
   using key = std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
@@ -109,7 +115,8 @@ CAIRN_BODY std::vector<surveyed_save> survey_images(const std::string& directory
         save.images.push_back({name->rank, header.files, header.header_digest, header.data_bytes});
       if (name->rank == 0 && held.runs) save.has_runs = true, save.runs = std::move(*held.runs);
       const auto [plan, added] = plans.try_emplace(name->plan_digest);
-      if (added) {
+      // A place may hold an image before it gets the plan from another one.
+      if (added && has_file_of_plan(directory, name->plan_digest)) {
         static_cast<void>(plan_in_tier(directory, name->plan_digest));
         plan->second = true;
       }
