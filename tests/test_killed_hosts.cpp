@@ -284,9 +284,9 @@ void train(const std::string& store, const std::string& tier, const std::string&
   std::optional<any_checkpointer>
       job;  // it lives when this process is killed: its end would wait for the others
   try {
+    const auto files = std::make_shared<told_files>(at);
     job.emplace(checkpointer{
-        told_store(store, at),
-        local_tier{tier, {.keep = 2, .copy = {.threads = 1}, .files = std::make_shared<told_files>(at)}},
+        told_store(store, at), local_tier{tier, {.keep = 2, .copy = {.threads = 1}, .files = files}},
         persist{.every = persisted, .strict = true}, partner_copies{.failure_group = tier}, told_links{&at},
         told_communicator(shared_memory_communicator(name, me.rank(), me.size()), at, resuming),
         told_loads(me),
