@@ -21,10 +21,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <latch>
 #include <memory>
 #include <numeric>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -186,28 +189,58 @@ TEST_CASE("a fault at any call of an import leaves a whole checkpoint or none, a
   CHECK(failures > 5);
 }
 
-TEST_CASE("an import leaves a save of its step that is under way alone") {
-  const auto source = model();
-  const cairn_test::scratch_directory directory;
-  const cairn::file_store files{directory.path()};
-  const auto faults = std::make_shared<cairn_test::store_faults>();
+/// Begins an import that ends at once: only its looks at what is there count.
+void look_and_end(const cairn::memory_store& source, cairn::any_store target) {
   cairn::import_options ended;
   ended.stop = [] { return true; };
-  int tried = 0;
+  CHECK(!cairn::import_safetensors(cairn::safetensors_files(source).reader(), target, ended).complete);
+}
+
+/// Saves step 0; `meanwhile` runs when all is written but the manifest.
+template <class Store>
+std::vector<std::int64_t> save_step(const Store& store, const std::function<void()>& meanwhile) {
+  const auto faults = std::make_shared<cairn_test::store_faults>();
   faults->add({.kind = cairn_test::store_call::publish_new, .key_contains = "manifest", .action = [&](auto) {
-                 CHECK(!cairn::import_safetensors(cairn::safetensors_files(source).reader(),
-                                                  cairn::any_store(files), ended)
-                            .complete);
-                 ++tried;
+                 meanwhile();
                }});
   std::vector<float> w(1'000, 1.0F);
   cairn::state_dict state;
   state.tensor("w", w, {1'000});
-  cairn::checkpointer ckpt{
-      cairn::safetensors_storage{cairn_test::faulty_store<cairn::file_store>{files, faults}}, quiet()};
+  cairn::checkpointer ckpt{cairn::safetensors_storage{cairn_test::faulty_store<Store>{store, faults}},
+                           quiet()};
   (void)ckpt.save(state, 0).wait();
+  return ckpt.list();
+}
+
+TEST_CASE("an import leaves a save of its step that is under way alone") {
+  const auto source = model();
+  const cairn_test::scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  int tried = 0;
+  const auto saved = save_step(files, [&] { look_and_end(source, cairn::any_store(files)), ++tried; });
   CHECK(tried == 1);
-  CHECK(ckpt.list() == std::vector<std::int64_t>{0});
+  CHECK(saved == std::vector<std::int64_t>{0});
+}
+
+TEST_CASE("an import leaves a save alone that begins while it looks for what a killed one left") {
+  const auto source = model();
+  const cairn_test::scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  // The save is at its manifest when the import goes on.
+  std::latch written(1), looked(1);
+  std::vector<std::int64_t> saved;
+  std::thread save;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->add(
+      {.kind = cairn_test::store_call::leftovers, .key_contains = "step-00000000", .action = [&](auto) {
+         save = std::thread([&] { saved = save_step(files, [&] { written.count_down(), looked.wait(); }); });
+         written.wait();
+       }});
+  look_and_end(source, cairn::any_store(cairn_test::faulty_store<cairn::file_store>{files, faults}));
+  looked.count_down();
+  REQUIRE(save.joinable());
+  save.join();
+  CHECK(saved == std::vector<std::int64_t>{0});
 }
 
 TEST_CASE("of what is damaged nothing is made") {

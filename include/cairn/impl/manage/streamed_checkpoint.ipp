@@ -113,6 +113,7 @@ CAIRN_BODY bool write_streamed(const any_store& target, const streamed_checkpoin
   for (const auto& plan : made.plans)
     for (const auto& item : plan.items) bytes += item.bytes;
   writer.check_space({bytes, 3 * made.plans.size()});
+  const auto shown = writer.announce_worker(context);  // of rank 0, which stands for the attempt
 
   const auto of_rank = [&](std::size_t rank) {
     auto own = context;

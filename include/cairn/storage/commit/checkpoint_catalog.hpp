@@ -61,8 +61,9 @@ class checkpoint_catalog {
   [[nodiscard]] bool quarantine(std::int64_t step) const;
 
   /// Returns the attempts of other runs, in steps that are not committed, that have a live writer, as far
-  /// as the store knows.
-  [[nodiscard]] std::vector<save_attempt> live_saves(const run_id& run) const;
+  /// as the store knows; of those with keys that begin so.
+  [[nodiscard]] std::vector<save_attempt> live_saves(const run_id& run,
+                                                     const std::string& prefix = "step-") const;
 
   /// Ends the attempts of other runs in steps that are not committed, also those with only unfinished
   /// objects, and removes their files. Removes objects of committed steps that the manifest does not
@@ -71,8 +72,9 @@ class checkpoint_catalog {
   /// attempt counts as one of `run` if attempt_of() returns it or a record says so. @pre this rule
   /// recognises all attempts of `run` that other processes save.
   std::uint64_t clean(const run_id& run) const;
-  /// The same for one step alone, and only if nobody writes it, as far as the store knows: what tries that died have left
-  /// goes before another one fills the store. A store that does not know its writers is left as it is.
+  /// Ends the attempts of other runs to save one step whose writers are known to have died, and removes their files, so that
+  /// tries that were killed do not fill the store. Saves that are under way go on. Where writers announce themselves, it
+  /// takes only those for dead that have: any other may live. A store that does not track its writers is left as it is.
   std::uint64_t clean_abandoned(std::int64_t step, const run_id& run) const;
 
   /// Throws storage_no_space with the needed and the free space, where the store knows it.
@@ -100,6 +102,8 @@ class checkpoint_catalog {
   [[nodiscard]] std::optional<std::string> marked_by(std::int64_t step, std::uint64_t attempt) const;
   /// Discards unfinished objects of writers that died, except those of `run`.
   std::uint64_t discard_leftovers(const std::string& prefix, const run_id* run) const;
+  /// The number of objects that it discarded: 0 if its writer lives after all.
+  std::uint64_t discard_if_dead(const std::string& unfinished) const;
 
   any_store store_;
   detail::step_objects objects_;

@@ -32,8 +32,16 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+inline constexpr std::string_view announcement_ending = ".begun";
+
 CAIRN_BODY std::string announcement_key(const save_context& c, const file_placement& place) {
-  return object_key(c.step, {object_kind::record, c.rank, c.attempt, 0}, place) + ".begun";
+  return object_key(c.step, {object_kind::record, c.rank, c.attempt, 0}, place) +
+         std::string(announcement_ending);
+}
+
+/// Whether an unfinished object is an announcement: its store may have added something to the key.
+[[nodiscard]] inline bool is_announcement(std::string_view unfinished) {
+  return unfinished.find(std::string(announcement_ending) + ".") != std::string_view::npos;
 }
 
 }  // namespace detail
@@ -120,13 +128,14 @@ CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
   }
 }
 
-CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id& run) const {
+CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id& run,
+                                                                    const std::string& prefix) const {
   std::vector<save_attempt> found;
   if (!store_.tracks_writers()) return found;
   const auto known = [&](const save_attempt& a) { return detail::contains(found, a); };
-  for (const auto& key : store_.live_writers("step-"))
+  for (const auto& key : store_.live_writers(prefix))
     if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
-  const auto all = store_.keys("step-");
+  const auto all = store_.keys(prefix);
   detail::vector<std::pair<parsed_key, std::string_view>> objects;
   std::vector<std::int64_t> committed;
   for (const auto& key : all) {
@@ -170,13 +179,44 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean(const run_id& run) const {
 }
 
 CAIRN_BODY std::uint64_t checkpoint_catalog::clean_abandoned(std::int64_t step, const run_id& run) const {
-  if (!store_.tracks_writers() ||
-      detail::any_of(live_saves(run), [&](const save_attempt& a) { return a.step == step; }))
-    return 0;
+  if (!store_.tracks_writers()) return 0;
   const auto prefix = step_directory(step) + "/";
-  constexpr std::int64_t unknown = -1;  // whether a newer checkpoint is there: marks stay
-  const auto removed = clean_step(step, run, begun_attempts(prefix)[step], unknown);
-  return removed + discard_leftovers(prefix, &run);
+  const auto unfinished = store_.leftovers(prefix);
+  std::vector<std::uint64_t> ended;
+  const auto add = [&](std::uint64_t attempt) {
+    if (!detail::contains(ended, attempt)) ended.push_back(attempt);
+  };
+  // Where writers announce themselves, one that has not done so may live.
+  const bool by_announcements = store_.announces_writers();
+  for (const auto& key : unfinished)
+    if (const auto a = attempt_of_unfinished(key); a && (!by_announcements || detail::is_announcement(key)))
+      add(a->attempt);
+  const auto objects = objects_.objects_of(step);
+  if (detail::any_of(objects, [](const auto& o) { return o.is_quarantined(); })) return 0;
+  const auto attempts = detail::attempts_in(objects, std::nullopt);
+  if (!by_announcements)
+    for (const auto& a : attempts) add(a.attempt);
+  // Asked after the listings: an attempt that begins from now on is not among them.
+  const auto live = live_saves(run, prefix);
+  detail::erase_if(ended, [&](auto attempt) { return detail::contains(live, save_attempt{step, attempt}); });
+  const auto is_marked = [&](auto attempt) {
+    return detail::any_of(attempts, [&](const auto& a) { return a.attempt == attempt && a.marked; });
+  };
+  detail::erase_if(ended, [&](auto attempt) {
+    return !is_marked(attempt) && !objects_.mark(step, attempt, detail::superseded(step, run));
+  });
+  if (store_.size(manifest_key(step))) return 0;
+  auto removed = objects_.remove_files(step, ended);
+  const auto discard = [&](bool announcements) {
+    for (const auto& key : unfinished) {
+      if (detail::is_announcement(key) != announcements) continue;
+      const auto a = attempt_of_unfinished(key);
+      if (!by_announcements || (a && detail::contains(ended, a->attempt))) removed += discard_if_dead(key);
+    }
+  };
+  discard(false);
+  discard(true);  // last: by them the next one finds what is left
+  return removed;
 }
 
 CAIRN_BODY void checkpoint_catalog::check_space(std::uint64_t bytes, std::uint64_t objects) const {
@@ -334,13 +374,19 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::discard_leftovers(const std::string
       if (first) at->second = detail::made_by(*run, about->step, about->object.attempt);
       if (at->second) continue;
     }
-    try {
-      store_.discard(key), ++removed;
-    } catch (const storage_error& e) {
-      if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
-    }
+    removed += discard_if_dead(key);
   }
   return removed;
+}
+
+CAIRN_BODY std::uint64_t checkpoint_catalog::discard_if_dead(const std::string& key) const {
+  try {
+    store_.discard(key);
+    return 1;
+  } catch (const storage_error& e) {
+    if (e.id() != error_id::storage_exists) throw;
+    return 0;
+  }
 }
 
 }  // namespace v1
