@@ -8,6 +8,7 @@
 #include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/system/spare_buffers.hpp>
 #include <support/communicator_archetype.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/counting_communicator.hpp>
@@ -809,6 +810,38 @@ TEST_CASE("threads lend each other messages, in order with those that they send"
       else
         CHECK_THROWS_AS(static_cast<void>(to.take_message(0, until)), cairn::peer_error);
     }
+  }
+}
+
+TEST_CASE("a buffer that nobody has any more is filled again, until nobody takes it for a while") {
+  cairn::detail::spare_buffers spares;
+  constexpr auto length = std::size_t{1} << 20;
+  CHECK(spares.take(length).empty());
+  auto shared = spares.share(std::vector<std::byte>(length));
+  const auto* const at = shared.get();
+  auto copy = shared;
+  shared.reset();
+  CHECK(spares.take(length).empty());  // somebody has it
+  copy.reset();
+  CHECK(spares.take(length + 1).empty());  // it is shorter
+  auto again = spares.take(length - 5);
+  CHECK(again.data() == at);
+  CHECK(again.size() == length - 5);
+  CHECK(spares.take(length - 5).empty());
+  static_cast<void>(spares.share(std::move(again)));
+  spares.drop_unused();
+  again = spares.take(length);
+  CHECK(again.data() == at);
+  CHECK(again.size() == length);
+  static_cast<void>(spares.share(std::move(again)));
+  spares.drop_unused();
+  spares.drop_unused();
+  CHECK(spares.take(length).empty());
+  SUBCASE("it may outlive them") {
+    auto own = std::make_unique<cairn::detail::spare_buffers>();
+    const auto last = own->share(std::vector<std::byte>(length, std::byte{7}));
+    own.reset();
+    CHECK(last[length - 1] == std::byte{7});
   }
 }
 

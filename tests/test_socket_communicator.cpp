@@ -23,10 +23,12 @@
 #include <support/scratch_directory.hpp>
 #include <support/still_threads.hpp>
 
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -172,6 +174,175 @@ TEST_CASE("ranks that send much to each other at once do not wait for each other
     comm.send(1 - rank, much, ample());
     const auto got = comm.receive(1 - rank, ample());
     expect(got.size() == much.size() && got.back() == static_cast<std::byte>(2 - rank), "it differs");
+  }));
+}
+
+TEST_CASE("long messages are lent, and stay what they are while somebody has them") {
+  const scratch_directory place;
+  constexpr auto length = std::size_t{1} << 20;
+  check_none(thrown_on_ranks(2, [&](int rank) {
+    socket_communicator comm(socket_job::in_file(place.path() + "/job", rank, 2));
+    const auto filled = [](int with) { return std::vector<std::byte>(length, static_cast<std::byte>(with)); };
+    if (rank == 0) {
+      const auto own = std::make_shared<std::vector<std::byte>>(filled(1));
+      comm.lend(1, {{own, own->data()}, own->size()}, ample());
+      for (const int i : {2, 3, 4}) comm.send(1, filled(i), ample());
+      comm.send(1, bytes_of("short"), ample());
+      return;
+    }
+    const auto is = [&](const cairn::borrowed_message& message, int with) {
+      const auto bytes = message.lent.view();
+      const auto wanted = filled(with);
+      expect(std::equal(bytes.begin(), bytes.end(), wanted.begin(), wanted.end()) && message.sent.empty(),
+             "a message is not what was sent: " + std::to_string(with));
+    };
+    const auto first = comm.borrow(0, ample());
+    is(comm.borrow(0, ample()), 2);  // nobody has it any more
+    const auto third = comm.borrow(0, ample());
+    is(first, 1);
+    is(third, 3);
+    expect(comm.receive(0, ample()) == filled(4), "a message that is received differs");
+    const auto last = comm.borrow(0, ample());
+    expect(last.lent.data == nullptr && text_of(last.sent) == "short", "a short message is lent");
+    is(first, 1);
+    is(third, 3);
+  }));
+}
+
+TEST_CASE(
+    "a message comes where its receiver wants it, as far as it came in time, and nothing of another one") {
+  namespace in = cairn::detail;
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+  const in::tls_context context{cairn::link_key::random()};
+  const auto connection = [&](int end, in::secure_socket::side side) {
+    const in::fork_pause pause;
+    return std::make_unique<in::socket_connection>(
+        context, in::make_owned<in::unforked_file>(in::file_descriptor(end), pause), side, true);
+  };
+  const auto from = connection(ends[0], in::secure_socket::side::client);
+  const auto to = connection(ends[1], in::secure_socket::side::server);
+  in::spare_buffers spares;
+  std::vector<std::vector<std::byte>> bodies;
+  std::vector<bool> landed;
+  const auto read = [&] {
+    static_cast<void>(to->read(
+        [&](in::received_frame&& frame) {
+          landed.push_back(!frame.rest.empty());
+          bodies.push_back(std::move(frame.body));
+          return true;
+        },
+        cairn::max_message_bytes, spares));
+  };
+  std::vector<std::byte> message(50'000);
+  for (std::size_t i = 0; i < message.size(); ++i) message[i] = static_cast<std::byte>(i % 251);
+  constexpr std::size_t first = 100, half = 20'000;
+  std::vector<std::byte> rest(message.size() - first, std::byte{255});
+  const std::vector<std::byte> untouched = rest;
+  const std::vector<std::byte> begin(message.begin(), message.begin() + first);
+  const std::vector<std::byte> end(message.begin() + first, message.end());
+  const auto head =
+      in::encode(in::socket_frame{.what = in::socket_frame::kind::message, .bytes = message.size()});
+  const auto all = std::span<const std::byte>(message);
+  std::size_t sent = 0;
+  const auto send_until = [&](std::size_t bytes) {
+    // As a sender does whose socket takes no more.
+    std::vector<std::byte> wire(head.begin(), head.end());
+    wire.insert(wire.end(), all.begin(), all.end());
+    while (sent < bytes) {
+      const auto moved = ::send(from->number(), wire.data() + sent, bytes - sent, 0);
+      REQUIRE(moved > 0);
+      sent += static_cast<std::size_t>(moved);
+      read();
+    }
+  };
+  const auto whole = head.size() + message.size();
+  SUBCASE("from its beginning") {
+    to->land(first, rest);
+    send_until(whole);
+    CHECK((bodies == std::vector<std::vector<std::byte>>({begin}) && landed.front() && rest == end));
+    sent = 0;
+    send_until(whole);  // another one of the same length
+    CHECK((bodies.size() == 2 && bodies.back() == message && !landed.back()));
+  }
+  SUBCASE("from its middle, or from within its first bytes") {
+    for (const std::size_t already : {std::size_t{3}, std::size_t{40}, half}) {
+      bodies.clear(), landed.clear();
+      rest = untouched;
+      sent = 0;
+      send_until(already);
+      to->land(first, rest);
+      send_until(whole);
+      CHECK((bodies == std::vector<std::vector<std::byte>>({begin}) && landed.front() && rest == end));
+    }
+  }
+  SUBCASE("until the receiver gives up") {
+    for (const std::size_t already : {std::size_t{3}, std::size_t{40}, half}) {
+      bodies.clear(), landed.clear();
+      sent = 0;
+      to->land(first, rest);
+      send_until(already);
+      to->end_landing();
+      rest = untouched;
+      send_until(whole);
+      CHECK(
+          (bodies == std::vector<std::vector<std::byte>>({message}) && !landed.front() && rest == untouched));
+    }
+  }
+  SUBCASE("one of another length does not") {
+    rest.pop_back();
+    to->land(first, rest);
+    send_until(whole);
+    CHECK((bodies == std::vector<std::vector<std::byte>>({message}) && !landed.front() &&
+           rest.back() == std::byte{255}));
+  }
+}
+
+TEST_CASE("messages that may come where they are wanted keep their order and their bytes") {
+  const scratch_directory place;
+  check_none(thrown_on_ranks(2, [&](int rank) {
+    socket_communicator comm(socket_job::in_file(place.path() + "/job", rank, 2));
+    constexpr std::size_t length = std::size_t{3} << 20, first = 50;
+    constexpr int rounds = 12;
+    const auto filled = [](int i) {  // some of them shorter
+      return std::vector<std::byte>(length - static_cast<std::size_t>(i % 3 == 0 ? 1 : 0),
+                                    static_cast<std::byte>(i));
+    };
+    if (rank == 0) {
+      for (int i = 0; i < rounds; ++i) comm.send(1, filled(i), ample());
+      static_cast<void>(comm.receive(1, ample()));
+      return;
+    }
+    std::vector<std::byte> rest(length - first);
+    for (int i = 0; i < rounds; ++i) {
+      const auto message = comm.borrow_into(0, first, rest, ample());
+      auto bytes = message.sent;
+      if (message.landed) bytes.insert(bytes.end(), rest.begin(), rest.end());
+      if (message.lent.data != nullptr) bytes.assign(message.lent.view().begin(), message.lent.view().end());
+      expect(bytes == filled(i), "message " + std::to_string(i) + " is not what was sent");
+    }
+    comm.send(0, {}, ample());
+  }));
+}
+
+TEST_CASE("long values of collectives arrive whole where long messages are lent") {
+  const scratch_directory place;
+  check_none(thrown_on_ranks(2, [&](int rank) {
+    cairn::collectives all{socket_communicator(socket_job::in_file(place.path() + "/job", rank, 2))};
+    const std::vector<std::byte> much(std::size_t{1} << 20, std::byte{5});
+    expect(all.broadcast(0, much, ample()) == much, "broadcast gave something else");
+    all.begin_exchange();
+    if (rank == 0) {
+      const auto message = std::make_shared<std::vector<std::byte>>(all.message_head());
+      message->insert(message->end(), much.begin(), much.end());
+      all.send_message(1, {{message, message->data()}, message->size()}, ample());
+    } else {
+      const auto message = all.take_message(0, ample());
+      const auto bytes = message.view().subspan(all.message_head().size());
+      expect(std::equal(bytes.begin(), bytes.end(), much.begin(), much.end()),
+             "the exchange gave something else");
+    }
+    all.barrier(ample());
   }));
 }
 

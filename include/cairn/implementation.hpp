@@ -202,6 +202,7 @@
 #include <cairn/impl/system/shared.ipp>
 #include <cairn/impl/system/shared_calls.ipp>
 #include <cairn/impl/system/shared_event.ipp>
+#include <cairn/impl/system/spare_buffers.ipp>
 #include <cairn/impl/system/thread_pool.ipp>
 #include <cairn/impl/system/thread_settings.ipp>
 #include <cairn/impl/system/vector.ipp>

@@ -6,6 +6,7 @@
 #include <cairn/concepts/read_exchange.hpp>
 #include <cairn/model/surveyed_save.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/spare_buffers.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -58,12 +59,13 @@ class rebuild_exchange {
     std::vector<std::int32_t> servers;  // of each range; of this place: this rank
     std::vector<std::span<const std::byte>> parts;
     std::vector<lent_message> memory;
+    std::shared_ptr<std::byte[]> place;  // where the bytes of its range belong; null: nowhere
   };
   /// What a rank asks, and the message that answers it.
   struct request {
     std::int32_t from = 0;
     std::vector<rebuild_range> ranges;
-    raw_bytes answer;
+    lent_message answer;
   };
   [[nodiscard]] std::int32_t server_of(const rebuild_range& r, std::int32_t asking) const;
   [[nodiscard]] bool asks(std::int32_t rank, std::int32_t other) const;
@@ -74,13 +76,14 @@ class rebuild_exchange {
   void begin_rebuilds();
   [[nodiscard]] std::vector<window> ask();
   [[nodiscard]] bool go_on(const std::exception_ptr& failure, bool active, deadline until);
+  [[nodiscard]] raw_bytes memory(std::uint64_t bytes);
   void read_for_others(std::span<const std::byte> head);
   static void refuse(request& r, std::span<const std::byte> head);
   void read_here();
   void compute();
   void send_requests(std::span<const std::byte> head, std::exception_ptr& failure, deadline until);
   void send_answers(std::span<const std::byte> head, std::exception_ptr& failure, deadline until);
-  void take_answers(std::int32_t from, const lent_message& message, std::size_t head);
+  void take_answers(std::int32_t from, std::size_t head, deadline until);
 
   const surveyed_places& places_;
   const surveyed_save& save_;
@@ -96,6 +99,7 @@ class rebuild_exchange {
   // Windows, by what becomes of them in this round.
   std::vector<window> asked_, read_, arriving_, computed_;
   std::vector<request> taken_, reading_, answered_;
+  spare_buffers spares_;
   std::vector<std::int32_t> failed_;
   std::exception_ptr place_failure_;
   std::vector<std::string> notes_;

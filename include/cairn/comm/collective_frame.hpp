@@ -172,6 +172,7 @@ struct collective_frame {
   outcome what;
   std::size_t head = 0;  ///< bytes of what.value that belong to the frame
   lent_message lent;     ///< with data: the whole message, in place of what.value
+  bool landed = false;   ///< what.value has the first bytes alone
 };
 
 /// @throws wire_error if the bytes are no frame of this version, or name ranks that the world does not have.
@@ -225,11 +226,20 @@ struct collective_frame {
   return frame;
 }
 
-/// The same of a message that may be lent, as those of an exchange are, of which the head alone is decoded.
+/// The same of a message that may be lent. Of one of an exchange the head alone is decoded.
 [[nodiscard]] inline collective_frame decode_frame(borrowed_message message, int size) {
-  if (message.lent.data == nullptr) return decode_frame(std::move(message.sent), size);
+  if (message.lent.data == nullptr) {
+    auto frame = decode_frame(std::move(message.sent), size);
+    frame.landed = message.landed;
+    return frame;
+  }
+  const auto whole = message.lent.view();
+  constexpr auto operation_at = sizeof collective_magic + sizeof collective_version;
+  if (whole.size() <= operation_at ||
+      whole[operation_at] != static_cast<std::byte>(collective_operation::exchange))
+    return decode_frame({whole.begin(), whole.end()}, size);
   const auto head = encode_frame({}, collective_step::up, {}, {}).size();
-  const auto begin = message.lent.view().first(std::min(head, message.lent.size));
+  const auto begin = whole.first(std::min(head, whole.size()));
   auto frame = decode_frame({begin.begin(), begin.end()}, size);
   frame.lent = std::move(message.lent);
   return frame;

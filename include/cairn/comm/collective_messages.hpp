@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,12 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// Where the bytes of a message behind the first ones may come; see LandsMessages.
+struct landing_place {
+  std::size_t first = 0;
+  std::span<std::byte> rest = {};
+};
 
 /// The messages of collectives between this rank and others: gives those of the call that is waited for, drops
 /// what is of earlier ones, keeps what is of later ones, and answers who is at another call.
@@ -88,12 +95,17 @@ class collective_messages {
 
   /// The next frame of this call from a neighbour; those of earlier calls are dropped. Throws as the
   /// communicator does, and peer_error (peer_bad_message).
-  [[nodiscard]] collective_frame receive(const collective_call& call, step wanted, int from, deadline until) {
+  [[nodiscard]] collective_frame receive(const collective_call& call, step wanted, int from, deadline until,
+                                         landing_place place = {}) {
     for (int dropped = 0;; ++dropped) {
       // Without a limit a peer that sends old messages for ever would keep us past the deadline.
       if (dropped > max_dropped && until.passed())
         fail(error_id::timeout_peer, "only messages of earlier calls came by the deadline", {.rank = from});
-      auto frame = next_frame(from, until);
+      auto frame = next_frame(from, until, place);
+      if (frame.landed && frame.call.epoch != call.epoch) {  // of another call, for which it may be kept
+        frame.what.value.insert(frame.what.value.end(), place.rest.begin(), place.rest.end());
+        frame.landed = false;
+      }
       const auto& theirs = frame.call;
       if (theirs.run != run_ && theirs.run != no_run) continue;
       if (is_on_demand(theirs.operation)) {
@@ -123,13 +135,14 @@ class collective_messages {
 
  private:
   /// The next frame of a neighbour, of whatever call. Throws as the communicator does.
-  [[nodiscard]] collective_frame next_frame(int from, deadline until) {
+  [[nodiscard]] collective_frame next_frame(int from, deadline until, landing_place place = {}) {
     if (const auto early = early_.find(from); early != early_.end()) {
       auto frame = std::move(early->second);
       early_.erase(early);
       return frame;
     }
-    auto message = communicator_.borrow(from, until);
+    auto message = place.rest.empty() ? communicator_.borrow(from, until)
+                                      : communicator_.borrow_into(from, place.first, place.rest, until);
     try {
       return decode_frame(std::move(message), size());
     } catch (const wire_error& e) {

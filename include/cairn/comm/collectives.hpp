@@ -138,6 +138,10 @@ class collectives {
   /// Returns the next message of `from` in this exchange, with its head. Throws as the communicator does, and
   /// peer_error (peer_bad_message).
   [[nodiscard]] lent_message take_message(int from, deadline until);
+  /// The same. Where `landed` is true then, the message has `first` bytes more than `rest`, and those behind the first ones
+  /// are in `rest`; see LandsMessages.
+  [[nodiscard]] lent_message take_message(int from, std::size_t first, std::span<std::byte> rest,
+                                          bool& landed, deadline until);
 
  private:
   template <class Signature>

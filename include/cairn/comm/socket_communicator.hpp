@@ -56,6 +56,12 @@ class socket_communicator {
   [[nodiscard]] int size() const;
   void send(int to, std::span<const std::byte> bytes, deadline until);
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
+  // See ZeroCopyCommunicator: what was received is lent, not copied, and its memory used again.
+  void lend(int to, const lent_message& message, deadline until);
+  [[nodiscard]] borrowed_message borrow(int from, deadline until);
+  // See LandsMessages.
+  [[nodiscard]] borrowed_message borrow_into(int from, std::size_t first, std::span<std::byte> rest,
+                                             deadline until);
   // See DetectsLostPeers.
   [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const;
 
@@ -65,7 +71,8 @@ class socket_communicator {
   detail::owned<detail::socket_world> world_;
 };
 
-static_assert(DetectsLostPeers<socket_communicator>);
+static_assert(ZeroCopyCommunicator<socket_communicator> && LandsMessages<socket_communicator> &&
+              DetectsLostPeers<socket_communicator>);
 
 }  // namespace v1
 }  // namespace cairn

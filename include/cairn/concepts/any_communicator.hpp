@@ -26,6 +26,8 @@ class any_communicator {
     virtual std::vector<std::byte> receive(int from, deadline until) = 0;
     virtual void lend(int to, const lent_message& message, deadline until) = 0;
     virtual borrowed_message borrow(int from, deadline until) = 0;
+    virtual borrowed_message borrow_into(int from, std::size_t first, std::span<std::byte> rest,
+                                         deadline until) = 0;
     virtual std::shared_ptr<const peer_watch> watch_peers() const = 0;
     virtual void* object() noexcept = 0;
   };
@@ -49,6 +51,13 @@ class any_communicator {
         return communicator.borrow(from, until);
       else
         return {communicator.receive(from, until), {}};
+    }
+    borrowed_message borrow_into(int from, std::size_t first, std::span<std::byte> rest,
+                                 deadline until) override {
+      if constexpr (LandsMessages<C>)
+        return communicator.borrow_into(from, first, rest, until);
+      else
+        return borrow(from, until);
     }
     std::shared_ptr<const peer_watch> watch_peers() const override {
       if constexpr (DetectsLostPeers<C>)
@@ -80,6 +89,9 @@ class any_communicator {
   void lend(int to, const lent_message& message, deadline until);
   /// See ZeroCopyCommunicator; what receive() gives where the communicator lends nothing.
   [[nodiscard]] borrowed_message borrow(int from, deadline until);
+  /// See LandsMessages; borrow() where the communicator does not.
+  [[nodiscard]] borrowed_message borrow_into(int from, std::size_t first, std::span<std::byte> rest,
+                                             deadline until);
   /// See DetectsLostPeers; null where the communicator does not know.
   [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const;
 

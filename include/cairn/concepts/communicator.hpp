@@ -52,6 +52,7 @@ struct lent_message {
 struct borrowed_message {
   std::vector<std::byte> sent;  ///< the bytes of a sent message; empty where one was lent
   lent_message lent;            ///< data is null where the message was sent
+  bool landed = false;          ///< `sent` has the first bytes alone; see LandsMessages
 };
 
 /// A Communicator between ranks that share memory, which passes messages without a copy.
@@ -65,6 +66,17 @@ concept ZeroCopyCommunicator =
       { c.lend(peer, message, until) } -> std::same_as<void>;
       { c.borrow(peer, until) } -> std::same_as<borrowed_message>;
     };
+
+/// A Communicator that receives long messages into memory of its caller, without a copy.
+///
+/// - `borrow_into(from, first, rest, deadline)`: as borrow(). But where the message has `first` + `rest.size()` bytes, and
+///   nothing of it was kept before, its first bytes may come as a message that has `landed`, and the others in `rest`. What
+///   `rest` holds else when it returns, or throws, is unspecified; it is not touched afterwards.
+template <class C>
+concept LandsMessages = Communicator<C> && requires(C& c, int peer, std::size_t first,
+                                                    std::span<std::byte> rest, deadline until) {
+  { c.borrow_into(peer, first, rest, until) } -> std::same_as<borrowed_message>;
+};
 
 /// A Communicator that knows at once when a peer is gone.
 ///

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/concepts/communicator.hpp>
 #include <cairn/model/surveyed_save.hpp>
 
 #include <cstddef>
@@ -35,6 +36,9 @@ class rebuild_sources {
   [[nodiscard]] virtual std::uint64_t bytes(const rebuild_range& from) = 0;
   /// Fills `out`, which has bytes(from), with them, not verified; false where they cannot be had. Throws as bytes().
   [[nodiscard]] virtual bool read(const rebuild_range& from, std::span<std::byte> out) = 0;
+  /// `head`, and behind it the bytes, which are not copied: they stay what they are as long as the message is held. Null
+  /// where that is not possible: read() them then. Throws as bytes().
+  [[nodiscard]] virtual lent_message lend(const rebuild_range& from, std::span<const std::byte> head) = 0;
 };
 
 /// Makes one image again, in a place of a tier: asks for what it needs, in windows, of which several may be on their way,
@@ -46,6 +50,9 @@ class image_rebuild {
   /// What is needed next, about so many bytes of it at most, but one step at least; nothing: what was asked for must be
   /// taken first, or the image is whole. @throws peer_error (peer_lost) naming the ranks whose loss is too much
   [[nodiscard]] virtual std::vector<rebuild_range> next(std::uint64_t bytes) = 0;
+  /// Where the bytes of the window that next() gave last belong, if they are one range of which the image is to have a copy: who
+  /// puts them there gives them to take() from there. Null where they belong nowhere as they are.
+  [[nodiscard]] virtual std::shared_ptr<std::byte[]> place() = 0;
   /// Goes on with the window that next() gave first of those that were not taken yet, in the order of its ranges; empty:
   /// what cannot be had. @throws as next(); corrupt_error; storage_error where it cannot be written
   virtual void take(std::span<const std::span<const std::byte>> parts) = 0;

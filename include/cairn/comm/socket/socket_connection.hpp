@@ -6,6 +6,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/function_ref.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/spare_buffers.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <atomic>
@@ -24,6 +25,7 @@ namespace detail {
 struct received_frame {
   socket_frame head;
   std::vector<std::byte> body;
+  std::span<std::byte> rest = {};  ///< what follows the body, where it landed; see land()
 };
 
 /// One connection between two ranks, over TLS or in the clear, which carries frames both ways. Its functions are
@@ -40,8 +42,14 @@ class socket_connection {
 
   [[nodiscard]] socket_progress handshake() noexcept;
   /// Reads what is there, at most about 8 MiB, and gives each whole frame to `take`, in order, until that returns false.
-  /// `ended` also for what is no frame. @throws std::bad_alloc
-  [[nodiscard]] socket_progress::state read(function_ref<bool(received_frame&&)> take, std::size_t longest);
+  /// `ended` also for what is no frame. Long bodies come in `spares`. @throws std::bad_alloc
+  [[nodiscard]] socket_progress::state read(function_ref<bool(received_frame&&)> take, std::size_t longest,
+                                            spare_buffers& spares);
+  /// The next frame that comes, if it is a message of `first` + `rest.size()` bytes, comes as its first bytes, and the others
+  /// in `rest`. Until the next frame has come, or to the end of landing.
+  void land(std::size_t first, std::span<std::byte> rest);
+  /// `rest` is not touched any more; what has come of a message there becomes a part of it again.
+  void end_landing() noexcept;
   /// Writes what waits. `moved`: nothing waits any more.
   [[nodiscard]] socket_progress::state flush() noexcept;
   /// Puts a frame behind what waits, and writes as much as it can. @throws std::bad_alloc
@@ -70,6 +78,8 @@ class socket_connection {
   std::atomic<std::int64_t> last_heard{0};
 
  private:
+  [[nodiscard]] bool lands(const socket_frame& head) const noexcept;
+  void begin_landing();
   socket_progress read_some(std::span<std::byte> into) noexcept;
   socket_progress write_some(std::span<const std::byte> bytes) noexcept;
 
@@ -80,6 +90,9 @@ class socket_connection {
   std::size_t have_ = 0;  // of the head, then of the body
   bool in_body_ = false;
   received_frame coming_;
+  std::size_t landing_first_ = 0;
+  std::span<std::byte> landing_;  // empty: nothing lands
+  bool broken_ = false;
   std::vector<std::byte> waiting_;
   std::size_t waiting_at_ = 0;
   std::uint64_t with_this_key_ = 0;

@@ -11,6 +11,7 @@
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/sorted_map.hpp>
+#include <cairn/system/spare_buffers.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <atomic>
@@ -40,6 +41,7 @@ class socket_connections : public socket_members {
   void resume(int rank);
 
   const tls_context context;
+  spare_buffers spares;  ///< for what comes
 
  protected:
   using connection_ptr = std::shared_ptr<socket_connection>;

@@ -39,6 +39,7 @@ struct socket_world_options {
 struct socket_peer {
   std::deque<std::vector<std::byte>> ready;  ///< messages that nobody has received yet
   std::size_t ready_bytes = 0;
+  bool landed = false;                     ///< the first of them, which has its first bytes alone
   std::shared_ptr<socket_connection> out;  ///< the one connection over which this rank sends to it
   std::shared_ptr<socket_connection> in;   ///< the one over which it sends to this rank, once it has
   int open = 0;                            ///< connections to it

@@ -44,8 +44,15 @@ class socket_world {
   // See Communicator.
   void send(int to, std::span<const std::byte> bytes, deadline until);
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until);
+  // See ZeroCopyCommunicator.
+  [[nodiscard]] borrowed_message borrow(int from, deadline until);
+  // See LandsMessages.
+  [[nodiscard]] borrowed_message borrow_into(int from, std::size_t first, std::span<std::byte> rest,
+                                             deadline until);
 
  private:
+  [[nodiscard]] borrowed_message take_next(int from, std::size_t first, std::span<std::byte> rest,
+                                           deadline until);
   [[nodiscard]] std::shared_ptr<socket_connection> connect(int to, deadline until);
   [[nodiscard]] std::shared_ptr<socket_connection> try_connect(int to, deadline until, bool& reached,
                                                                std::string& found);

@@ -105,14 +105,19 @@ CAIRN_BODY std::vector<rebuild_exchange::window> rebuild_exchange::ask() {
                       std::make_move_iterator(notes.end()));
         continue;
       }
-      window w{
-          .rebuild = i, .ranges = rebuilds_[i]->next(max_window), .servers = {}, .parts = {}, .memory = {}};
+      window w{.rebuild = i,
+               .ranges = rebuilds_[i]->next(max_window),
+               .servers = {},
+               .parts = {},
+               .memory = {},
+               .place = {}};
       if (w.ranges.empty()) continue;
       for (const auto& r : w.ranges) {
         const auto server = server_of(r, group_.rank());
         w.servers.push_back(places_.are_together(server, group_.rank()) ? group_.rank() : server);
       }
       w.parts.resize(w.ranges.size());
+      w.place = rebuilds_[i]->place();
       windows.push_back(std::move(w));
     }
   });
@@ -146,6 +151,14 @@ CAIRN_BODY bool rebuild_exchange::go_on(const std::exception_ptr& failure, bool 
 /// In an answer each range has its length, and this bit where it could not be read; then all of them their bytes.
 inline constexpr std::uint64_t range_not_read = std::uint64_t{1} << 63;
 
+CAIRN_BODY raw_bytes rebuild_exchange::memory(std::uint64_t bytes) {
+  raw_bytes made;
+  made.size = static_cast<std::size_t>(bytes);
+  auto buffer = spares_.take(made.size);
+  buffer.resize(made.size);
+  made.data = spares_.share(std::move(buffer));
+  return made;
+}
 /// Makes the answers to what other ranks asked.
 CAIRN_BODY void rebuild_exchange::read_for_others(std::span<const std::byte> head) {
   for (auto& r : reading_) {
@@ -155,8 +168,14 @@ CAIRN_BODY void rebuild_exchange::read_for_others(std::span<const std::byte> hea
       lengths.push_back(sources_->bytes(range));
       total += lengths.back();
     }
+    if (r.ranges.size() == 1) {
+      wire_writer text;
+      text.raw(head).put(r.ranges[0].bytes);
+      r.answer = sources_->lend(r.ranges[0], text.take());
+      if (r.answer.data != nullptr) continue;
+    }
     const auto first = head.size() + lengths.size() * sizeof(std::uint64_t);
-    raw_bytes answer(first + static_cast<std::size_t>(total));
+    auto answer = memory(first + total);
     const std::span<std::byte> all(answer.data.get(), answer.size);
     std::copy(head.begin(), head.end(), all.begin());
     auto at = first;
@@ -170,7 +189,7 @@ CAIRN_BODY void rebuild_exchange::read_for_others(std::span<const std::byte> hea
     }
     const auto bytes = table.take();
     std::copy(bytes.begin(), bytes.end(), all.begin() + static_cast<std::ptrdiff_t>(head.size()));
-    r.answer = std::move(answer);
+    r.answer = answer.message();
   }
 }
 /// The answer of a rank that cannot read.
@@ -179,15 +198,16 @@ CAIRN_BODY void rebuild_exchange::refuse(request& r, std::span<const std::byte> 
   text.raw(head);
   for (std::size_t i = 0; i < r.ranges.size(); ++i) text.put(range_not_read);
   const auto bytes = text.take();
-  r.answer = raw_bytes(bytes.size());
-  std::copy(bytes.begin(), bytes.end(), r.answer.data.get());
+  raw_bytes answer(bytes.size());
+  std::copy(bytes.begin(), bytes.end(), answer.data.get());
+  r.answer = answer.message();
 }
 /// Reads what this place has of its own windows.
 CAIRN_BODY void rebuild_exchange::read_here() {
   for (auto& w : read_)
     for (std::size_t i = 0; i < w.ranges.size(); ++i) {
       if (w.servers[i] != group_.rank()) continue;
-      raw_bytes bytes(static_cast<std::size_t>(sources_->bytes(w.ranges[i])));
+      const auto bytes = memory(sources_->bytes(w.ranges[i]));
       const std::span<std::byte> out(bytes.data.get(), bytes.size);
       if (!sources_->read(w.ranges[i], out)) continue;
       w.parts[i] = out;
@@ -248,22 +268,30 @@ CAIRN_BODY void rebuild_exchange::send_answers(std::span<const std::byte> head, 
   const auto size = group_.size();
   for (std::int32_t s = 1; s < size; ++s) {
     for (const auto& r : answered_)
-      if (r.from == (own + s) % size)
-        guarded(failure, [&] { group_.send_message(r.from, r.answer.message(), until); });
+      if (r.from == (own + s) % size) guarded(failure, [&] { group_.send_message(r.from, r.answer, until); });
     const auto from = (own - s + size) % size;
     if (std::any_of(arriving_.begin(), arriving_.end(),
                     [&](const window& w) { return contains(w.servers, from); }))
-      guarded(failure, [&] { take_answers(from, group_.take_message(from, until), head.size()); });
+      guarded(failure, [&] { take_answers(from, head.size(), until); });
   }
   answered_.clear();
 }
-CAIRN_BODY void rebuild_exchange::take_answers(std::int32_t from, const lent_message& message,
-                                               std::size_t head) {
+CAIRN_BODY void rebuild_exchange::take_answers(std::int32_t from, std::size_t head, deadline until) {
+  std::size_t count = 0;
+  const window* placed = nullptr;
+  for (const auto& w : arriving_) {
+    const auto of_window = std::count(w.servers.begin(), w.servers.end(), from);
+    count += static_cast<std::size_t>(of_window);
+    if (of_window != 0) placed = w.place != nullptr ? &w : nullptr;
+  }
+  // One range alone may come where it belongs.
+  std::span<std::byte> place;
+  if (count == 1 && placed != nullptr)
+    place = {placed->place.get(), static_cast<std::size_t>(placed->ranges[0].bytes)};
+  bool landed = false;
+  const auto message = group_.take_message(from, head + sizeof(std::uint64_t), place, landed, until);
   try {
     const auto bytes = message.view().subspan(head);
-    std::size_t count = 0;
-    for (const auto& w : arriving_)
-      count += static_cast<std::size_t>(std::count(w.servers.begin(), w.servers.end(), from));
     wire_reader in(bytes);
     std::vector<std::uint64_t> lengths;
     for (std::size_t i = 0; i < count; ++i) lengths.push_back(in.get<std::uint64_t>());
@@ -271,7 +299,9 @@ CAIRN_BODY void rebuild_exchange::take_answers(std::int32_t from, const lent_mes
     for (auto& w : arriving_)
       for (std::size_t i = 0; i < w.ranges.size(); ++i) {
         if (w.servers[i] != from) continue;
-        const auto part = in.take(static_cast<std::size_t>(*length & ~range_not_read));
+        const auto size = static_cast<std::size_t>(*length & ~range_not_read);
+        if (landed && size != place.size()) in.fail_here("a range has another length");
+        const auto part = landed ? place : in.take(size);
         if ((*length & range_not_read) == 0) w.parts[i] = part;
         ++length;
       }

@@ -127,7 +127,14 @@ CAIRN_BODY void collectives::send_message(int to, const lent_message& message, d
 }
 
 CAIRN_BODY lent_message collectives::take_message(int from, deadline until) {
-  auto frame = tree_->messages().receive(*exchange_, detail::collective_step::up, from, until);
+  bool landed = false;
+  return take_message(from, 0, {}, landed, until);
+}
+
+CAIRN_BODY lent_message collectives::take_message(int from, std::size_t first, std::span<std::byte> rest,
+                                                  bool& landed, deadline until) {
+  auto frame = tree_->messages().receive(*exchange_, detail::collective_step::up, from, until, {first, rest});
+  landed = frame.landed;
   if (!frame.what.ok() || frame.step != detail::collective_step::up)
     fail(error_id::peer_bad_message, "a message of an exchange is invalid", {.rank = from});
   if (frame.lent.data != nullptr) return std::move(frame.lent);

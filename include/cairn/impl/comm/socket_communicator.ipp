@@ -36,6 +36,16 @@ CAIRN_BODY void socket_communicator::send(int to, std::span<const std::byte> byt
 CAIRN_BODY std::vector<std::byte> socket_communicator::receive(int from, deadline until) {
   return world().receive(from, until);
 }
+CAIRN_BODY void socket_communicator::lend(int to, const lent_message& message, deadline until) {
+  world().send(to, message.view(), until);
+}
+CAIRN_BODY borrowed_message socket_communicator::borrow(int from, deadline until) {
+  return world().borrow(from, until);
+}
+CAIRN_BODY borrowed_message socket_communicator::borrow_into(int from, std::size_t first,
+                                                             std::span<std::byte> rest, deadline until) {
+  return world().borrow_into(from, first, rest, until);
+}
 CAIRN_BODY std::shared_ptr<const peer_watch> socket_communicator::watch_peers() const {
   return world().watch();
 }

@@ -27,11 +27,16 @@ CAIRN_BODY void any_communicator::lend(int to, const lent_message& message, dead
 CAIRN_BODY borrowed_message any_communicator::borrow(int from, deadline until) {
   return face_->borrow(from, until);
 }
+CAIRN_BODY borrowed_message any_communicator::borrow_into(int from, std::size_t first,
+                                                          std::span<std::byte> rest, deadline until) {
+  return face_->borrow_into(from, first, rest, until);
+}
 CAIRN_BODY std::shared_ptr<const peer_watch> any_communicator::watch_peers() const {
   return face_->watch_peers();
 }
 
-static_assert(ZeroCopyCommunicator<any_communicator> && DetectsLostPeers<any_communicator>);
+static_assert(ZeroCopyCommunicator<any_communicator> && LandsMessages<any_communicator> &&
+              DetectsLostPeers<any_communicator>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -7,12 +7,15 @@
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/huge_mapping.hpp>
+#include <cairn/system/populate.hpp>
 #include <cairn/system/wire.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +24,8 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -44,7 +49,9 @@ class new_slot {
       if (file_.open()) break;
       if (errno != EEXIST) fail_system(errno, "an image of the local tier could not be made: " + path_);
     }
-    if (const int code = allocate_new_file(file_.get(), bytes); code != 0) {
+    const int code = allocate_new_file(file_.get(), bytes);
+    if (code == 0 && lies_in_memory(directory)) mapped_.emplace(file_.get(), bytes, PROT_READ | PROT_WRITE);
+    if (code != 0) {
       static_cast<void>(::unlink(path_.c_str()));
       fail_system(code,
                   "there is no room in the local tier for an image that is rebuilt; nothing was given up: "
@@ -57,8 +64,16 @@ class new_slot {
   ~new_slot() {
     if (!kept_) static_cast<void>(::unlink(path_.c_str()));
   }
+  /// The memory of some bytes; null on a disk.
+  [[nodiscard]] std::byte* at(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+    if (!mapped_ || mapped_->bytes().size() < offset + bytes) return nullptr;
+    auto* const found = mapped_->bytes().data() + offset;
+    populate_destination(found, static_cast<std::size_t>(bytes));
+    return found;
+  }
   // Memory that is mapped costs a fault for each page.
   void write(std::uint64_t offset, std::span<const std::byte> bytes) {
+    if (mapped_ && bytes.data() == mapped_->bytes().data() + offset) return;  // they came there
     files_->write(path_, file_.get(), offset, bytes);
   }
   [[nodiscard]] std::int32_t number() const { return number_; }
@@ -69,6 +84,7 @@ class new_slot {
   std::int32_t number_ = 0;
   std::string path_;
   file_descriptor file_;
+  std::optional<huge_mapping> mapped_;
   bool kept_ = false;
 };
 
@@ -117,6 +133,16 @@ class stepwise_rebuild final : public image_rebuild {
     return asked_.back().ranges;
   }
 
+  [[nodiscard]] std::shared_ptr<std::byte[]> place() override {
+    if (slot_ == nullptr || asked_.empty() || asked_.back().ranges.size() != 1) return nullptr;
+    const auto& w = asked_.back();
+    const auto begin = own_table().begin(w.first), bytes = own_table().end(w.end - 1) - begin;
+    for (const auto& strip : w.made_of->strips)
+      if (strip.begin <= begin && begin + bytes <= strip.begin + strip.bytes)
+        if (strip.sources.size() == 1 && strip.factors[0] == 1 && w.ranges[0].bytes == bytes)
+          if (auto* const there = slot_->at(begin, bytes)) return {slot_, there};
+    return nullptr;
+  }
   void take(std::span<const std::span<const std::byte>> parts) override {
     const auto w = std::move(asked_.front());
     asked_.pop_front();
@@ -205,7 +231,7 @@ class stepwise_rebuild final : public image_rebuild {
       set_.survivors.pieces[i] = usable;
     }
     made_of_ = without(set_.survivors);
-    slot_ = std::make_unique<new_slot>(files_, directory_, own().rank, head_.blocks.bytes());
+    slot_ = std::make_shared<new_slot>(files_, directory_, own().rank, head_.blocks.bytes());
   }
   /// @throws peer_error (peer_lost)
   [[nodiscard]] std::shared_ptr<const sources> without(const set_survivors& left) const {
@@ -344,7 +370,7 @@ class stepwise_rebuild final : public image_rebuild {
   image_head head_;
   std::vector<member_tables> tables_;
   std::shared_ptr<const sources> made_of_;  // what is asked for next
-  std::unique_ptr<new_slot> slot_;
+  std::shared_ptr<new_slot> slot_;
   std::size_t block_ = 0;     // that is asked for next
   std::size_t made_ = 0;      // blocks
   std::deque<window> asked_;  // and not taken yet

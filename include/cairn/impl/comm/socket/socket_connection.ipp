@@ -5,6 +5,7 @@
 #include <cairn/links/secure_socket.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/spare_buffers.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <arpa/inet.h>
@@ -69,16 +70,19 @@ CAIRN_BODY socket_progress socket_connection::write_some(std::span<const std::by
 }
 
 CAIRN_BODY socket_progress::state socket_connection::read(function_ref<bool(received_frame&&)> take,
-                                                          std::size_t longest) {
+                                                          std::size_t longest, spare_buffers& spares) {
   using state = socket_progress::state;
+  if (broken_) return state::ended;
   // A body grows as it comes, so that what fills its memory the first time leaves it in the cache for what is received.
   constexpr std::size_t step = std::size_t{256} << 10;
   for (std::size_t budget = std::size_t{8} << 20;;) {
-    if (in_body_ && have_ == coming_.body.size() && have_ < coming_.head.bytes)
+    if (in_body_ && coming_.rest.empty() && have_ == coming_.body.size() && have_ < coming_.head.bytes)
       coming_.body.resize(
           static_cast<std::size_t>(std::min<std::uint64_t>(coming_.head.bytes, have_ + step)));
-    const std::span<std::byte> wanted =
-        in_body_ ? std::span(coming_.body).subspan(have_) : std::span(head_in_).subspan(have_);
+    const std::span<std::byte> wanted = in_body_ && !coming_.rest.empty() && have_ >= landing_first_
+                                            ? coming_.rest.subspan(have_ - landing_first_)
+                                        : in_body_ ? std::span(coming_.body).subspan(have_)
+                                                   : std::span(head_in_).subspan(have_);
     if (!wanted.empty()) {
       const auto got = read_some(wanted);
       if (got.what != state::moved) return got.what;
@@ -91,18 +95,53 @@ CAIRN_BODY socket_progress::state socket_connection::read(function_ref<bool(rece
       const auto head = decode_socket_head(head_in_);
       if (!head || head->bytes > longest) return state::ended;
       coming_.head = *head;
-      coming_.body.reserve(static_cast<std::size_t>(head->bytes));
+      if (!lands(*head)) {
+        coming_.body = spares.take(static_cast<std::size_t>(head->bytes));
+        coming_.body.reserve(static_cast<std::size_t>(head->bytes));
+      }
       in_body_ = true;
       have_ = 0;
+      begin_landing();
       continue;
     }
     if (have_ < coming_.head.bytes) continue;
     in_body_ = false;
     have_ = 0;
+    landing_ = {};
     const bool goes_on = take(std::exchange(coming_, {}));
     if (!goes_on) return state::moved;
     if (budget == 0) return state::moved;
   }
+}
+
+CAIRN_BODY bool socket_connection::lands(const socket_frame& head) const noexcept {
+  return !landing_.empty() && head.what == socket_frame::kind::message &&
+         head.bytes == landing_first_ + landing_.size();
+}
+/// What has come of the body goes where the rest of it will be.
+CAIRN_BODY void socket_connection::begin_landing() {
+  if (!in_body_ || !coming_.rest.empty() || !lands(coming_.head)) return;
+  if (have_ > landing_first_)
+    std::memcpy(landing_.data(), coming_.body.data() + landing_first_, have_ - landing_first_);
+  coming_.body.resize(landing_first_);
+  coming_.rest = landing_;
+}
+CAIRN_BODY void socket_connection::land(std::size_t first, std::span<std::byte> rest) {
+  landing_first_ = first;
+  landing_ = rest;
+  begin_landing();
+}
+CAIRN_BODY void socket_connection::end_landing() noexcept {
+  if (!coming_.rest.empty()) try {
+      if (have_ > landing_first_)
+        coming_.body.insert(coming_.body.end(), coming_.rest.begin(),
+                            coming_.rest.begin() + static_cast<std::ptrdiff_t>(have_ - landing_first_));
+      coming_.rest = {};
+    } catch (...) {  // no memory: nothing can follow half a message
+      ::shutdown(number(), SHUT_RDWR);
+      broken_ = true;
+    }
+  landing_ = {};
 }
 
 CAIRN_BODY socket_progress::state socket_connection::flush() noexcept {

@@ -253,8 +253,9 @@ CAIRN_BODY void socket_connections::go_on(std::uint64_t id, bool by_caller) {
       c->paused = pause;
       if (good && !c->paused && c->held == by_caller) {
         const auto longest = stranger ? max_hello_bytes : max_message_bytes;
-        const auto came = c->read(
-            [&](received_frame&& frame) { return take(c, std::move(frame), after, good, left); }, longest);
+        const auto came =
+            c->read([&](received_frame&& frame) { return take(c, std::move(frame), after, good, left); },
+                    longest, spares);
         good = good && came != socket_progress::state::ended;
         // Perhaps decrypted already, of which epoll knows nothing.
         more = came == socket_progress::state::moved && !by_caller;

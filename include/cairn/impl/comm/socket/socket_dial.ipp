@@ -67,7 +67,7 @@ CAIRN_BODY dialled_rank dial(socket_service& in, const std::string& host, std::u
           good = made.answer.has_value();
           return false;
         },
-        max_hello_bytes);
+        max_hello_bytes, in.spares);
     if (made.answer) break;
     if (!good || what == state::moved || !wait(what)) {
       made.text = where + ": what listens there is no rank of cairn, or of another version";

@@ -72,6 +72,11 @@ CAIRN_BODY bool socket_service::take(const connection_ptr& from, received_frame&
   switch (frame.head.what) {
     case kind::message: {
       auto& p = peer(from->peer);
+      if (p.ready.empty()) {
+        p.landed = !frame.rest.empty();
+      } else if (!frame.rest.empty()) {  // who waits gets another one first
+        frame.body.insert(frame.body.end(), frame.rest.begin(), frame.rest.end());
+      }
       p.ready_bytes += frame.body.size() + sizeof frame.body;
       p.ready.push_back(std::move(frame.body));
       if (p.in != from) p.in = from;
@@ -273,6 +278,7 @@ CAIRN_BODY void socket_service::take_turn() {
     next_beat_ = now + beat_every / 2;
   }
   listen_again();
+  if (now >= next_sweep_) spares.drop_unused();
   std::vector<connection_ptr> overdue, quiet, silent;
   std::vector<posting> after;
   {

@@ -236,26 +236,55 @@ CAIRN_BODY void socket_world::send(int to, std::span<const std::byte> bytes, dea
 
 /// While it lives, the caller of receive() reads a connection itself, which spares it to be woken by the thread.
 struct held_connection {
-  explicit held_connection(socket_service& of) : service(of) {}
+  held_connection(socket_service& of, std::size_t first_bytes, std::span<std::byte> land_in)
+      : service(of), first(first_bytes), rest(land_in) {}
   held_connection(const held_connection&) = delete;
   held_connection& operator=(const held_connection&) = delete;
   ~held_connection() { hold(nullptr); }
   /// Whether it was not held before.
   bool hold(const std::shared_ptr<socket_connection>& next) {
     if (next == held) return false;
-    if (held != nullptr) service.hold(*held, false);
+    if (held != nullptr) {
+      {
+        const std::lock_guard lock(held->mutex);
+        held->end_landing();
+      }
+      service.hold(*held, false);
+    }
     held = next;
-    if (held != nullptr) service.hold(*held, true);
+    if (held != nullptr) {
+      service.hold(*held, true);
+      const std::lock_guard lock(held->mutex);
+      held->land(first, rest);
+    }
     return held != nullptr;
   }
   socket_service& service;
+  const std::size_t first;
+  const std::span<std::byte> rest;
   std::shared_ptr<socket_connection> held;
 };
 
 CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until) {
+  return take_next(from, 0, {}, until).sent;
+}
+CAIRN_BODY borrowed_message socket_world::borrow(int from, deadline until) {
+  return borrow_into(from, 0, {}, until);
+}
+CAIRN_BODY borrowed_message socket_world::borrow_into(int from, std::size_t first, std::span<std::byte> rest,
+                                                      deadline until) {
+  auto message = take_next(from, first, rest, until);
+  const auto bytes = message.sent.size();
+  if (message.landed || !spare_buffers::is_worth_it(bytes)) return message;
+  return {{}, {in_->spares.share(std::move(message.sent)), bytes}};
+}
+
+/// The next message, as one that was sent.
+CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first, std::span<std::byte> rest,
+                                                    deadline until) {
   auto& in = *in_;
   check(from);
-  held_connection own(in);
+  held_connection own(in, first, rest);
   const auto silence = deadline::in(in.options.lost_after);
   auto next_look = deadline::in(std::chrono::seconds(1));
   for (int failed = 0;;) {
@@ -267,10 +296,10 @@ CAIRN_BODY std::vector<std::byte> socket_world::receive(int from, deadline until
       std::unique_lock lock(in.mutex);
       auto& p = in.peer(from);
       if (!p.ready.empty()) {
-        auto message = std::move(p.ready.front());
+        borrowed_message message{std::move(p.ready.front()), {}, std::exchange(p.landed, false)};
         p.ready.pop_front();
         if (from == rank()) return message;
-        p.ready_bytes -= message.size() + sizeof message;
+        p.ready_bytes -= message.sent.size() + sizeof message.sent;
         const bool resumes = p.paused && p.ready_bytes < max_message_bytes / 2;
         lock.unlock();
         if (resumes) in.resume(from);
