@@ -14,6 +14,7 @@
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
+#include <cairn/system/process_limits.hpp>
 #include <paths.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/on_all_ranks.hpp>
@@ -222,6 +223,31 @@ TEST_CASE("a rank that hangs is named by the deadline on all others") {
     const auto ends = worlds[static_cast<std::size_t>(victim)].finish();
     check_all_told(ends, victim, "timeout.peer " + std::to_string(victim));
     CHECK(ends[static_cast<std::size_t>(victim)].hung);
+  }
+}
+
+TEST_CASE("a rank that is stopped is told to be, with its host and its process") {
+  const nothing_left after;
+  const auto job = job_name();
+  const auto ends = process_ranks(3).hang_at(1, "stopped").run([&](rank_process& me) {
+    cairn::collectives all(join(job, me));
+    if (me.rank() == 1) me.word(1) = static_cast<std::uint32_t>(::getpid());
+    me.point("stopped");
+    while (me.word(1) == 0) ::usleep(1000);
+    const auto stat = "/proc/" + std::to_string(me.word(1)) + "/stat";
+    while (cairn::detail::kernel_file(stat).value_or("").find(") T ") == std::string::npos) ::usleep(1000);
+    me.say(message_of([&] { all.barrier(me.rank() == 0 ? deadline::in(50ms) : ample()); }) + " process " +
+           std::to_string(me.word(1)));
+  });
+  std::array<char, 256> host{};
+  REQUIRE(::gethostname(host.data(), host.size() - 1) == 0);
+  for (const std::size_t rank : {0U, 2U}) {
+    const auto& said = ends[rank].said;
+    CAPTURE(said);
+    const auto process = said.substr(said.rfind(' ') + 1);
+    CHECK(said.find("timeout.peer") != std::string::npos);
+    CHECK(said.find("rank 1 on " + std::string(host.data()).substr(0, 64) + ", process " + process +
+                    ", which is stopped: kill -CONT " + process) != std::string::npos);
   }
 }
 

@@ -698,7 +698,7 @@ TEST_CASE(
   ranks.hang_at(2, "stopped");
   await_still_threads();
   const auto ends = ranks.run([&](rank_process& me) {
-    socket_communicator comm(socket_job::in_file(path, me.rank(), 3));
+    socket_communicator comm(socket_job::in_file(path, me.rank(), 3), {.lost_after = 6s});
     if (me.rank() == 1) {
       await_still_threads();
       const auto child = ::fork();
@@ -711,9 +711,13 @@ TEST_CASE(
     }
     me.point("stopped");
     cairn::collectives all{cairn::any_communicator(std::move(comm))};
-    const auto e = error_of([&] { all.barrier(deadline::in(500ms)); });
+    const auto e = error_of([&] { all.barrier(me.rank() == 0 ? deadline::in(8s) : ample()); });
     expect(e->id() == error_id::timeout_peer && e->fields().rank == 2,
            std::string("not named: ") + e->what());
+    expect(e->fields().got.starts_with("rank 2 on ") &&
+               e->fields().got.find("its host answers, but its process has said nothing for ") !=
+                   std::string::npos,
+           std::string("not said what it does: ") + e->what());
     me.word(0).fetch_add(1);
     me.await(0, 2);
   });

@@ -4,11 +4,13 @@
 #include <cairn/comm/shared_memory/shared_world.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/process_limits.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cstddef>
@@ -81,7 +83,7 @@ class shared_rank {
       if (until.passed()) {
         if (is_gone(to, true)) fail_lost(to);
         fail(error_id::timeout_peer, "a rank took no message, or not all of one, by the deadline",
-             {.rank = to});
+             {.rank = to, .got = who(to)});
       }
       // Two ranks that send to each other at the same time both go on: each takes in what the other sends.
       if (take_from_all() || moved) continue;
@@ -105,7 +107,7 @@ class shared_rank {
       if (until.passed()) {
         gone = is_gone(from, true);
         if (gone) continue;
-        fail(error_id::timeout_peer, "no message came by the deadline", {.rank = from});
+        fail(error_id::timeout_peer, "no message came by the deadline", {.rank = from, .got = who(from)});
       }
       if (is_empty(from)) wait.sleep(seen, until);
       gone = is_gone(from, wait.timed_out());
@@ -163,6 +165,28 @@ class shared_rank {
   }
   [[noreturn]] void fail_lost(int peer) const {
     fail(error_id::peer_lost, "the process of a rank has ended", {.rank = peer, .item = job_});
+  }
+  /// A rank that is late: "rank 3 on node7, process 1234, which is stopped: kill -CONT 1234 lets it go on".
+  [[nodiscard]] std::string who(int peer) const {
+    std::array<char, 65> host{};
+    if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+    auto text = "rank " + std::to_string(peer) + " on " + host.data();
+    const auto process = world_->slot(peer).process.load();
+    // Numbers are as rank 0 sees them.
+    if (process == 0 || world_->slot(rank_).process.load() != static_cast<std::int32_t>(::getpid()))
+      return text;
+    const auto number = std::to_string(process);
+    text += ", process " + number;
+    const auto about = kernel_file("/proc/" + number + "/stat").value_or("");  // "7 (any) name) S 1 ..."
+    const auto name_end = about.rfind(')');
+    const char state = name_end != about.npos && name_end + 2 < about.size() ? about[name_end + 2] : '?';
+    if (state == 'T' || state == 't')
+      text += ", which is stopped: kill -CONT " + number + " lets it go on, unless a debugger has it";
+    else if (state == 'D')
+      text += ", which waits in the kernel, as for a disk or a file system that does not answer";
+    else if (state != '?')
+      text += ", which lives: look at where it is (gdb -p " + number + ")";
+    return text;
   }
   void check_whole(int peer) {
     if (const auto& l = channel(peer); l.broken)

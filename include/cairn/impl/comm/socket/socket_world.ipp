@@ -88,11 +88,10 @@ CAIRN_BODY void socket_world::fail_lost(int peer) {
 }
 
 CAIRN_BODY void socket_world::fail_late(int peer, const char* what) {
-  std::string text, who;
+  std::string who;
   {
     const std::lock_guard lock(in_->mutex);
     who = in_->who(peer);
-    text = what;
     if (const auto& c = in_->peer(peer).out) {
       const auto heard = deadline::clock::time_point(
           deadline::clock::duration(c->last_heard.load(std::memory_order_relaxed)));
@@ -103,14 +102,14 @@ CAIRN_BODY void socket_world::fail_late(int peer, const char* what) {
       // The system asks a silent host each lost_after / 6.
       const auto unanswered = time_since_answer(c->number());
       if (unanswered > in_->options.lost_after / 2)
-        text += "; its host has answered nothing for " + seconds(unanswered) +
-                " and may be lost, or the network between";
+        who += "; its host has answered nothing for " + seconds(unanswered) +
+               " and may be lost, or the network between";
       else if (silent > in_->options.lost_after)
-        text += "; its host answers, but its process has said nothing for " + seconds(silent) +
-                " and may be stopped";
+        who += "; its host answers, but its process has said nothing for " + seconds(silent) +
+               " and may be stopped (state T in ps)";
     }
   }
-  fail(error_id::timeout_peer, text, {.rank = peer, .item = in_->options.job, .got = who});
+  fail(error_id::timeout_peer, what, {.rank = peer, .item = in_->options.job, .got = who});
 }
 
 /// Tries all addresses of a rank once; null where none of them is its.
