@@ -86,6 +86,17 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(store.tracks_writers());
     CHECK(store.live_writers("step-") == std::vector<std::string>{"step-live"});
     CHECK(store.writer_lives("lives"));
+    static constexpr std::string_view prefixes[] = {"b", "a"};
+    const auto unfinished = [&](const cairn::any_store& of) {
+      std::string found;
+      for (const auto& object : of.unfinished(prefixes))
+        found += object.key + (object.lives ? " lives," : ",");
+      return found;
+    };
+    CHECK(unfinished(store) == "alive lives,blive lives,");
+    CHECK(unfinished(cairn::any_store(dying_archetype{objects})) == "adied,alive,bdied,blive,");
+    CHECK(unfinished(cairn::any_store(unfinished_archetype{objects})) == "a lives,");
+    CHECK(unfinished(cairn::any_store(not_telling_archetype{objects})).empty());
     CHECK_FALSE(cairn::any_store(not_telling_archetype{objects}).tracks_writers());
     CHECK(cairn::any_store(listing_archetype{objects}).keys_after("a", "b", 2) ==
           std::vector<std::string>{"bmore2"});
@@ -98,6 +109,9 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(store.announces_writers());
     store.create("x", 0).announce();
     CHECK(asked->announced == 1);
+    static_cast<void>(store.show("y"));
+    CHECK(asked->announced == 2);
+    CHECK_FALSE(store.size("y").has_value());
     CHECK(cairn::any_store(locked_archetype{objects}).create("x", 0).lock_descriptor() == 7);
     CHECK(cairn::any_store(counting_archetype{objects}).create("x", 0).helper_cpu() == 21);
   }

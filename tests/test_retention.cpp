@@ -565,7 +565,6 @@ TEST_CASE("resume takes a newer checkpoint where all that it listed were removed
   small_state t(1);
   trainer.save(t.state, 1).wait();
   faults->add({.kind = cairn_test::store_call::read_all,
-               .at = 1,  // the first is that of the cleaning
                .key_contains = "step-00000001/manifest.cairn",
                .action = [&](std::string_view) {
                  for (const int step : {2, 3}) {
@@ -579,6 +578,31 @@ TEST_CASE("resume takes a newer checkpoint where all that it listed were removed
   CHECK(evaluator.resume(back.state) == 3);
   CHECK(back.is(3));
   CHECK(trainer.list() == steps{3});
+}
+
+TEST_CASE("a checkpoint that is committed just before its save is ended for good is found") {
+  cairn::memory_store store;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  cairn::checkpointer trainer{store, quiet};
+  small_state t(1);
+  trainer.save(t.state, 1).wait();
+  small_state newer(2);
+  trainer.save(newer.state, 2).wait();
+  // As it was before the commit, which comes when the next run has listed everything.
+  const auto manifest = store.read_all(cairn::manifest_key(2), 1u << 20).value();
+  store.remove(cairn::manifest_key(2));
+  bool ended = false;
+  faults->add({.kind = cairn_test::store_call::publish_new,
+               .key_contains = "step-00000002/aborted.",
+               .action = [&](std::string_view) {
+                 ended = true;
+                 store.put_new(cairn::manifest_key(2), manifest);
+               }});
+  cairn::checkpointer next{cairn::safetensors_storage{cairn_test::faulty_store{store, faults}}, quiet};
+  small_state back;
+  CHECK(next.resume(back.state) == 2);
+  CHECK(back.is(2));
+  CHECK(ended);
 }
 
 TEST_CASE("if a reader takes a lease while a run removes the checkpoint, exactly one of them succeeds") {

@@ -189,6 +189,96 @@ TEST_CASE("frozen items in a bucket are copied by the service: the trainer sends
   CHECK(learnt == adapter);
 }
 
+TEST_CASE(
+    "a resume asks a few questions, however many checkpoints there are, and those at once that it can") {
+  s3::server server{s3::quick_server()};
+  const auto where = s3::own_bucket_at(server.endpoint());
+  const cairn::checkpointer_options quiet{.quiet = true};
+  std::vector<float> weights(100, 1.0F), loaded(100);
+  cairn::state_dict saved, state;
+  saved.tensor("weights", weights, {100});
+  state.tensor("weights", loaded, {100});
+  int steps = 0;
+  SUBCASE("one checkpoint") {
+    steps = 1;
+  }
+  SUBCASE("several") {
+    steps = 12;
+  }
+  {
+    cairn::checkpointer trainer{store_at(where), quiet};
+    for (int step = 1; step <= steps; ++step) trainer.save(saved, step).wait();
+  }
+  // None of these is answered before all of its group are there. First what tells of writers that live or died, and notes.
+  server.faults.add("gather ListMultipartUploads first count=3 ms=60000");
+  server.faults.add("gather ListObjectsV2 1-2 count=3 ms=60000");
+  // A record, and the length of the data file.
+  server.faults.add("gather GetObject first key=.record count=2 ms=60000");
+  server.faults.add("gather HeadObject first key=.safetensors count=2 ms=60000");
+  constexpr std::size_t groups = 2;
+  server.clear_journal();
+  {
+    cairn::checkpointer ckpt{store_at(where), quiet};
+    CHECK(ckpt.resume(state) == steps);
+    CHECK(loaded == weights);
+    std::string sequence;
+    std::size_t requests = 0, gathered = 0;
+    for (const auto& entry : server.journal()) {
+      if (entry.operation == "HeadBucket") continue;  // opens a connection beside the others
+      ++requests;
+      if (entry.fault == "gather") ++gathered;
+      sequence += "\n" + entry.operation + " " + (entry.key.empty() ? entry.prefix : entry.key);
+    }
+    INFO(sequence);
+    CHECK(server.count("ListMultipartUploads") == 2);  // who lives; and who removes, once the lease is shown
+    CHECK(server.count("ListObjectsV2") == 3);
+    CHECK(requests <= 12);
+    CHECK(gathered == 5);
+    CHECK(requests - gathered + groups <= 9);  // one after another
+  }
+
+  // What is beside a checkpoint is asked for anew, and what that changes is listed anew.
+  auto store = store_at(where);
+  store.put_new(cairn::aborted_key(1, 7), {});
+  store.put_new(cairn::data_key(100, 0, 8, 0), {});
+  server.faults.clear();
+  server.clear_journal();
+  cairn::checkpointer next{store, quiet};
+  CHECK(next.resume(state) == steps);
+  CHECK_FALSE(store.size(cairn::aborted_key(1, 7)));
+  CHECK_FALSE(store.size(cairn::data_key(100, 0, 8, 0)));
+  CHECK(server.count("ListObjectsV2") > 3);
+}
+
+TEST_CASE(
+    "uploads below several prefixes are found by one request, or by one for each where others have many") {
+  auto options = s3::quick_server();
+  options.objects.page = 5;
+  s3::server server{options};
+  auto where = s3::own_bucket_at(server.endpoint());
+  auto store = store_at(where);
+  std::vector<std::unique_ptr<cairn::s3_store::object_writer>> writers;
+  const auto begin = [&](const std::string& key) {
+    writers.push_back(std::make_unique<cairn::s3_store::object_writer>(store.show(key)));
+  };
+  begin("lease-1"), begin("step-00000001/x");
+  static constexpr std::string_view prefixes[] = {"step-", "lease-"};
+  const auto all = [&] {
+    auto other = store_at(where);
+    std::vector<std::string> found;
+    server.clear_journal();
+    for (const auto& object : other.unfinished(prefixes))
+      if (object.lives) found.push_back(object.key.substr(0, object.key.find('.')));
+    return found;
+  };
+  const std::vector<std::string> expected{"lease-1", "step-00000001/x"};
+  CHECK(all() == expected);
+  CHECK(server.count("ListMultipartUploads") == 1);
+  for (int i = 0; i < 20; ++i) begin("other-" + std::to_string(i));
+  CHECK(all() == expected);
+  CHECK(server.count("ListMultipartUploads") == 3);
+}
+
 TEST_CASE("a resume finds connections open, which were opened while it listed the steps") {
   s3::server server{s3::quick_server()};
   auto o = s3::own_bucket_at(server.endpoint());

@@ -152,6 +152,7 @@
 #include <cairn/impl/storage/commit/run_signs.ipp>
 #include <cairn/impl/storage/commit/shared_mark.ipp>
 #include <cairn/impl/storage/commit/step_objects.ipp>
+#include <cairn/impl/storage/commit/store_look.ipp>
 #include <cairn/impl/storage/foreign/foreign_checkpoint.ipp>
 #include <cairn/impl/storage/foreign/foreign_listing.ipp>
 #include <cairn/impl/storage/foreign/foreign_reader.ipp>

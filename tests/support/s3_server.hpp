@@ -51,6 +51,7 @@ struct journal_entry {
   std::string key;
   std::string part;       ///< its number, or empty
   std::string range;      ///< as asked for
+  std::string prefix;     ///< of a listing
   bool if_match = false;  ///< only of an object with a known ETag
   bool hashed = false;    ///< the SHA-256 of its body was signed
   std::string fault;      ///< the kind that was played
@@ -430,6 +431,7 @@ class server {
     entry.key = request.key;
     if (const auto* part = request.parameter("partNumber")) entry.part = *part;
     if (const auto* range = request.header("range")) entry.range = *range;
+    if (const auto* prefix = request.parameter("prefix")) entry.prefix = *prefix;
     entry.if_match = request.header("if-match") != nullptr;
     if (const auto* hash = request.header("x-amz-content-sha256")) entry.hashed = hash->size() == 64;
     const auto met = faults.next(request);

@@ -45,6 +45,19 @@ struct telling_archetype : extended_archetype {
   std::vector<std::string> live_writers(std::string_view prefix) & { return {std::string(prefix) + "live"}; }
   bool writer_lives(std::string_view key) & { return key == "lives"; }
 };
+struct dying_archetype : telling_archetype {
+  using telling_archetype::telling_archetype;
+  std::vector<std::string> leftovers(std::string_view prefix) & {
+    return {std::string(prefix) + "died", std::string(prefix) + "live"};
+  }
+  void discard(std::string_view) & {}
+};
+struct unfinished_archetype : dying_archetype {
+  using dying_archetype::dying_archetype;
+  std::vector<cairn::listed_unfinished> unfinished(std::span<const std::string_view> prefixes) & {
+    return {{std::string(prefixes.back()), true}};
+  }
+};
 struct sizing_archetype : extended_archetype {
   using extended_archetype::extended_archetype;
   std::size_t reads_at_once() & { return 3; }

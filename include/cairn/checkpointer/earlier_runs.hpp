@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cairn/concepts/any_writer.hpp>
-#include <cairn/model/record.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/backoff.hpp>
@@ -20,50 +19,49 @@ inline namespace v1 {
 namespace detail {
 
 /// Saves of earlier runs that processes still carry out when a run resumes: the workers of a trainer that was
-/// killed. For rank 0, in this order: wait_for(), the cleaning, tell().
+/// killed. For rank 0, in this order: waits() until it is false, the cleaning, report().
 class earlier_runs {
  public:
-  /// Returns when none of them goes on, or the time is over. Nothing where the storage cannot tell.
-  void wait_for(any_writer& writer, const run_id& run, std::chrono::nanoseconds timeout,
-                event_reporter& reporter) {
-    const auto begin = deadline::clock::now();
-    const auto until = deadline::in(timeout);
-    auto alive = writer.live_saves(run);
-    for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(250)); !alive.empty();) {
-      for (const auto& a : alive) {
-        if (find(a.step, a.attempt) != nullptr) continue;
-        attempts_.push_back({a.step, a.attempt});
-        if (timeout.count() > 0)
-          reporter.earlier(observation::event::wait_began, a.step, 0,
-                           "is being saved by a process of an earlier run: waiting for it, at most " +
-                               seconds_text(std::chrono::duration<double>(timeout).count()));
-      }
-      if (!polling.wait(until)) break;
-      alive = writer.live_saves(run);
-      const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
-      for (auto& s : attempts_)
-        if (!s.ended &&
-            !detail::any_of(alive, [&](const auto& a) { return a.step == s.step && a.attempt == s.attempt; }))
-          s.ended = true, s.seconds = now;
-    }
-    const auto now = std::chrono::duration<double>(deadline::clock::now() - begin).count();
+  earlier_runs(std::chrono::nanoseconds timeout, event_reporter& reporter)
+      : reporter_(reporter),
+        timeout_(timeout),
+        begin_(deadline::clock::now()),
+        until_(deadline::in(timeout)) {}
+
+  /// These live now: false where there are none, or the time is over; else after a while.
+  [[nodiscard]] bool waits(const std::vector<save_attempt>& alive) {
+    const auto now = seconds_since(begin_);
     for (auto& s : attempts_)
-      if (!s.ended) s.seconds = now;
+      if (!s.ended &&
+          !detail::any_of(alive, [&](const auto& a) { return a.step == s.step && a.attempt == s.attempt; }))
+        s.ended = true, s.seconds = now;
+    for (const auto& a : alive) {
+      if (find(a.step, a.attempt) != nullptr) continue;
+      attempts_.push_back({a.step, a.attempt});
+      if (timeout_.count() > 0)
+        reporter_.earlier(observation::event::wait_began, a.step, 0,
+                          "is being saved by a process of an earlier run: waiting for it, at most " +
+                              seconds_text(std::chrono::duration<double>(timeout_).count()));
+    }
+    if (!alive.empty() && polling_.wait(until_)) return true;
+    for (auto& s : attempts_)
+      if (!s.ended) s.seconds = seconds_since(begin_);
+    return false;
   }
   /// `cleaned`: what lived was ended for good; `steps`: those that are committed now.
-  void report(bool cleaned, const std::vector<std::int64_t>& steps, event_reporter& reporter) const {
+  void report(bool cleaned, const std::vector<std::int64_t>& steps) const {
     for (const auto& s : attempts_) {
       const auto after = " after " + seconds_text(s.seconds);
       if (detail::contains(steps, s.step))
-        reporter.earlier(observation::event::wait_ended, s.step, s.seconds,
-                         "was committed by a process of an earlier run" + after);
+        reporter_.earlier(observation::event::wait_ended, s.step, s.seconds,
+                          "was committed by a process of an earlier run" + after);
       else if (s.ended)
-        reporter.earlier(observation::event::wait_ended, s.step, s.seconds,
-                         "was given up by the process of an earlier run that saved it" + after);
+        reporter_.earlier(observation::event::wait_ended, s.step, s.seconds,
+                          "was given up by the process of an earlier run that saved it" + after);
       else if (cleaned)
-        reporter.earlier(observation::event::fenced, s.step, s.seconds,
-                         "was still being saved by a process of an earlier run" + after +
-                             ": its save is ended for good and cannot be committed any more");
+        reporter_.earlier(observation::event::fenced, s.step, s.seconds,
+                          "was still being saved by a process of an earlier run" + after +
+                              ": its save is ended for good and cannot be committed any more");
     }
   }
 
@@ -85,6 +83,11 @@ class earlier_runs {
     return text;
   }
 
+  event_reporter& reporter_;
+  std::chrono::nanoseconds timeout_;
+  deadline::clock::time_point begin_;
+  deadline until_;
+  backoff polling_{std::chrono::milliseconds(1), std::chrono::milliseconds(250)};
   vector<other_attempt> attempts_;
 };
 

@@ -105,9 +105,9 @@ class loader {
     auto steps = decode_steps(read_once(
                                   group_,
                                   [&] {
-                                    auto listed = clean_and_list(*services_, run, options_);
-                                    if (among != nullptr) return encode_steps(listed);
-                                    return encode_steps(listed, services_->crash_looping());
+                                    const auto there =
+                                        clean_and_list(*services_, run, options_, among == nullptr);
+                                    return encode_steps(there.committed, there.crash_looping);
                                   },
                                   peers()),
                               &crash_looping);

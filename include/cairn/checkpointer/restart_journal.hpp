@@ -12,6 +12,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -28,13 +29,14 @@ class restart_journal {
   restart_journal(int rank, int max_restarts) : max_(rank == 0 ? max_restarts : 0) {}
 
   /// The steps that `max_restarts` runs or more resumed from since anything was committed after them,
-  /// ascending.
+  /// ascending. `notes`: the writer's restarts(); nothing: it is asked for them.
   [[nodiscard]] std::vector<std::int64_t> crash_looping(any_writer& writer,
+                                                        std::optional<std::vector<std::int64_t>> notes,
                                                         event_reporter& reporter) noexcept {
     std::vector<std::int64_t> found;
     if (max_ == 0) return found;
     guarded(reporter, [&] {
-      auto noted = writer.restarts();
+      auto noted = notes ? std::move(*notes) : writer.restarts();
       const std::lock_guard lock(mutex_);
       any_ = !noted.empty();
       if (own_)

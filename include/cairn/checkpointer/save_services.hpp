@@ -62,8 +62,9 @@ class save_services {
     }
   }
   /// For rank 0, when a run resumes and when it ends.
-  [[nodiscard]] std::vector<std::int64_t> crash_looping() noexcept {
-    return restarts_.crash_looping(writer_, reporter_);
+  [[nodiscard]] std::vector<std::int64_t> crash_looping(
+      std::optional<std::vector<std::int64_t>> noted) noexcept {
+    return restarts_.crash_looping(writer_, std::move(noted), reporter_);
   }
   void resumed(const run_id& run, std::int64_t step) noexcept {
     restarts_.resumed(writer_, run, step, reporter_);
@@ -88,11 +89,12 @@ class save_services {
     if (base_lease_.step() == step) ended = std::move(base_lease_);
   }
   /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
-  /// process may not write, which is told once; anything else, too, if `reading`: loads go on without.
+  /// process may not write, which is told once; anything else, too, if `reading`: loads go on without, and fetch the manifest
+  /// next.
   /// @throws storage_error (storage_not_committed), timeout_error
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until, bool reading) {
     try {
-      auto lease = writer_.lease(step, until);
+      auto lease = writer_.lease(step, until, reading ? lease_check::by_caller : lease_check::at_once);
       if (!lease.held() && !reading) warn_unleased("the store has no leases");
       return lease;
     } catch (const storage_error& e) {

@@ -3,39 +3,54 @@
 #include <cairn/checkpointer/earlier_runs.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_services.hpp>
+#include <cairn/concepts/any_writer.hpp>
+#include <cairn/model/record.hpp>
+#include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+/// The steps that a run may resume from, ascending.
+struct steps_to_resume {
+  std::vector<std::int64_t> committed;
+  std::vector<std::int64_t> crash_looping;  ///< see restart_journal
+};
+
 /// For rank 0: ends what saves of earlier runs have left, having waited for those that processes still carry
-/// out, and lists the steps that are committed then, ascending. A store that refuses the cleaning is
-/// reported, and listed.
-[[nodiscard]] inline std::vector<std::int64_t> clean_and_list(save_services& shared, const run_id& run,
-                                                              const checkpointer_options& options) {
-  if (options.read_only) return shared.reader().list();
+/// out, and lists the steps that are committed then. A store that refuses the cleaning is reported, and listed.
+/// `notes`: whether crash-looping ones are asked for.
+[[nodiscard]] inline steps_to_resume clean_and_list(save_services& shared, const run_id& run,
+                                                    const checkpointer_options& options, bool notes) {
+  steps_to_resume found;
+  if (options.read_only) {
+    found.committed = shared.reader().list();
+    return found;
+  }
   shared.show_life();  // before what an earlier run left as its sign goes
-  earlier_runs earlier;
+  earlier_runs earlier(std::min(options.earlier_run_timeout, options.peer_timeout / 2), shared.report());
   bool cleaned = false;
+  takeover taken;
   try {
-    earlier.wait_for(shared.writer(), run, std::min(options.earlier_run_timeout, options.peer_timeout / 2),
-                     shared.report());
-    if (const auto removed = shared.writer().clean(run); removed > 0)
-      shared.report().warned("removed " + std::to_string(removed) +
+    taken = shared.writer().take_over(run, [&](const auto& alive) { return earlier.waits(alive); });
+    if (taken.removed > 0)
+      shared.report().warned("removed " + std::to_string(taken.removed) +
                              " objects that interrupted saves had left");
     cleaned = true;
   } catch (const error& e) {
     shared.report().warned(std::string("what interrupted saves left could not be removed: ") + e.what());
   }
-  auto steps = shared.reader().list();
-  earlier.report(cleaned, steps, shared.report());
-  shared.found_at_start(steps);
-  return steps;
+  found.committed = taken.steps ? std::move(*taken.steps) : shared.reader().list();
+  earlier.report(cleaned, found.committed);
+  shared.found_at_start(found.committed);
+  if (notes) found.crash_looping = shared.crash_looping(std::move(taken.restarts));
+  return found;
 }
 
 }  // namespace detail

@@ -124,6 +124,8 @@ class any_store {
 
   // See ByteStore.
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) const;
+  /// See ShowsWriters; by create() and announce() where the store has none.
+  [[nodiscard]] object_writer show(std::string_view key) const;
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) const;
   void read(std::span<const read_range> ranges) const;
   /// See OpensConnections; nothing where the store has none.
@@ -145,6 +147,8 @@ class any_store {
   // See KeepsLeftovers; none where the store keeps none.
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) const;
   void discard(std::string_view key) const;
+  /// See ListsUnfinished; by live_writers() and leftovers() where the store has none.
+  [[nodiscard]] std::vector<listed_unfinished> unfinished(std::span<const std::string_view> prefixes) const;
   /// See ReportsSpace; nothing where the store does not tell.
   [[nodiscard]] std::optional<space_left> free_space() const;
   /// See ListsKeys; by list() where the store has none.

@@ -61,6 +61,7 @@ struct read_session_face {
 struct store_face {
   virtual ~store_face() = default;
   virtual detail::owned<object_face> create(std::string_view key, std::uint64_t size_hint) = 0;
+  virtual detail::owned<object_face> show(std::string_view key) = 0;
   virtual std::size_t io_alignment() = 0;
   virtual std::size_t min_write_bytes() = 0;
   virtual std::size_t reads_at_once() = 0;
@@ -93,6 +94,9 @@ struct store_face {
   virtual bool announces_writers() = 0;
   virtual std::vector<std::string> live_writers(std::string_view prefix) = 0;
   virtual bool writer_lives(std::string_view key) = 0;
+  /// Nothing where the store has no such function.
+  virtual std::optional<std::vector<listed_unfinished>> unfinished(
+      std::span<const std::string_view> prefixes) = 0;
   virtual bool shares() = 0;
   virtual detail::owned<shared_object_face> share(std::string_view key, std::uint64_t tag) = 0;
   virtual detail::owned<shared_object_face> join(std::string_view key, std::uint64_t tag) = 0;
@@ -188,6 +192,15 @@ struct store_model final : store_face {
   detail::owned<object_face> create(std::string_view key, std::uint64_t size_hint) override {
     using writer = std::remove_cvref_t<decltype(store.create(key, size_hint))>;
     return detail::make_owned<object_model<writer>>(store.create(key, size_hint));
+  }
+  detail::owned<object_face> show(std::string_view key) override {
+    if constexpr (ShowsWriters<S>) {
+      return detail::make_owned<object_model<decltype(store.show(key))>>(store.show(key));
+    } else {
+      auto shown = create(key, 0);
+      shown->announce();
+      return shown;
+    }
   }
   std::size_t io_alignment() override {
     if constexpr (PrefersWriteSizes<S>)
@@ -319,6 +332,13 @@ struct store_model final : store_face {
       return store.writer_lives(key);
     else
       return false;
+  }
+  std::optional<std::vector<listed_unfinished>> unfinished(
+      [[maybe_unused]] std::span<const std::string_view> prefixes) override {
+    if constexpr (ListsUnfinished<S>)
+      return store.unfinished(prefixes);
+    else
+      return std::nullopt;
   }
   bool shares() override {
     if constexpr (MayShare<S>)

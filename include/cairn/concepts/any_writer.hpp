@@ -60,7 +60,7 @@ struct writer_face {
   virtual void leave_mark(run_id run) = 0;
   virtual mark_visibility sees_mark(run_id run) = 0;
   virtual void remove_mark(run_id run) noexcept = 0;
-  virtual checkpoint_lease lease(std::int64_t step, deadline until) = 0;
+  virtual checkpoint_lease lease(std::int64_t step, deadline until, lease_check check) = 0;
   virtual std::vector<std::string> readers(std::int64_t step) = 0;
   virtual void pin(std::int64_t step, deadline until) = 0;
   virtual void unpin(std::int64_t step) = 0;
@@ -73,6 +73,7 @@ struct writer_face {
   virtual save_announcement announce_worker(const save_context& context) = 0;
   virtual void retract(const save_context& context) noexcept = 0;
   virtual std::vector<save_attempt> live_saves(run_id run) = 0;
+  virtual takeover take_over(run_id run, const takeover_wait& waits) = 0;
   virtual std::shared_ptr<void> show_run(run_id run) = 0;
   virtual std::vector<run_id> live_runs(run_id run) = 0;
   virtual bool has_died(run_id run) = 0;
@@ -137,8 +138,9 @@ class any_writer {
   void leave_mark(run_id run);
   [[nodiscard]] mark_visibility sees_mark(run_id run);
   void remove_mark(run_id run) noexcept;
-  /// See LeasingWriter; a lease that is not held() where the writer takes none.
-  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
+  /// See LeasingWriter and LeasesUnchecked; a lease that is not held() where the writer takes none.
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until,
+                                       lease_check check = lease_check::at_once);
   /// See ReportsReaders; none where the writer does not tell.
   [[nodiscard]] std::vector<std::string> readers(std::int64_t step);
   /// See PinsCheckpoints; where the writer pins nothing, this throws usage_error (usage_bad_option).
@@ -157,6 +159,8 @@ class any_writer {
   void retract(const save_context& context) noexcept;
   /// See ReportsLiveSaves; none where the writer does not tell.
   [[nodiscard]] std::vector<save_attempt> live_saves(run_id run);
+  /// See TakesOver; by live_saves() and clean() where the writer has none.
+  [[nodiscard]] takeover take_over(run_id run, const takeover_wait& waits);
   // See ShowsRuns; null, none and false where the writer shows none.
   [[nodiscard]] std::shared_ptr<void> show_run(run_id run);
   [[nodiscard]] std::vector<run_id> live_runs(run_id run);
@@ -236,8 +240,11 @@ class any_writer {
     void remove_mark([[maybe_unused]] run_id run) noexcept override {
       if constexpr (TestsStore<W>) writer->remove_mark(run);
     }
-    checkpoint_lease lease(std::int64_t step, [[maybe_unused]] deadline until) override {
-      if constexpr (LeasingWriter<W>)
+    checkpoint_lease lease(std::int64_t step, [[maybe_unused]] deadline until,
+                           [[maybe_unused]] lease_check check) override {
+      if constexpr (LeasesUnchecked<W>)
+        return writer->lease(step, until, check);
+      else if constexpr (LeasingWriter<W>)
         return writer->lease(step, until);
       else
         return {step, nullptr};
@@ -302,6 +309,14 @@ class any_writer {
         return writer->live_saves(run);
       else
         return {};
+    }
+    takeover take_over(run_id run, const takeover_wait& waits) override {
+      if constexpr (TakesOver<W>) {
+        return writer->take_over(run, waits);
+      } else {
+        while (waits(live_saves(run))) continue;
+        return {.removed = clean(run), .steps = {}, .restarts = {}};
+      }
     }
     std::shared_ptr<void> show_run([[maybe_unused]] run_id run) override {
       if constexpr (ShowsRuns<W>)

@@ -124,6 +124,22 @@ concept LeasingWriter = StorageWriter<W> && requires(W& w, std::int64_t step, de
   { w.lease(step, until) } -> std::same_as<checkpoint_lease>;
 };
 
+/// Who finds out whether the checkpoint of a lease is there.
+enum class lease_check : std::uint8_t {
+  at_once,   ///< lease() does, when nobody can remove it any more
+  by_caller  ///< who called it reads the manifest next, which tells the same
+};
+
+/// A LeasingWriter that leaves that to its caller, where a look costs a round trip.
+///
+/// - `lease(step, deadline, check)`: as lease(step, deadline); with `by_caller`, it may return a lease where there is no
+///   checkpoint.
+template <class W>
+concept LeasesUnchecked =
+    LeasingWriter<W> && requires(W& w, std::int64_t step, deadline until, lease_check check) {
+      { w.lease(step, until, check) } -> std::same_as<checkpoint_lease>;
+    };
+
 /// A StorageWriter that tells who has leases, for programs that say what they would remove.
 ///
 /// - `readers(step)`: returns the processes that have a lease on a checkpoint, for messages; none where the store has
@@ -201,6 +217,25 @@ concept AnnouncesSaves = StorageWriter<W> && requires(W& w, const save_context& 
 template <class W>
 concept ReportsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
   { w.live_saves(run) } -> std::same_as<std::vector<save_attempt>>;
+};
+
+/// What a run finds that takes over from earlier ones; see TakesOver.
+struct takeover {
+  std::uint64_t removed = 0;  ///< objects, as clean() returns
+  std::optional<std::vector<std::int64_t>>
+      steps;  ///< as list() of a reader returns after that; nothing: list them
+  std::optional<std::vector<std::int64_t>> restarts;  ///< see TracksRestarts; nothing: ask for them
+};
+/// Whether to look again for these saves of other runs, having waited a while. False for none.
+using takeover_wait = detail::callback<bool(const std::vector<save_attempt>&)>;
+
+/// A StorageWriter that answers together what a run asks that resumes, in fewer steps than one after another.
+///
+/// - `take_over(run, waits)`: calls `waits` with live_saves(run), again and again while it returns true; then as clean(run).
+///   Throws the store's errors.
+template <class W>
+concept TakesOver = StorageWriter<W> && requires(W& w, run_id run, const takeover_wait& waits) {
+  { w.take_over(run, waits) } -> std::same_as<takeover>;
 };
 
 /// A StorageWriter that shows other processes which runs live.

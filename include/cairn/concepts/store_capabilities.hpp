@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -54,12 +55,36 @@ concept AnnouncesWriters = requires(S& s) {
   { s.announces_writers() } -> std::same_as<bool>;
 };
 
+/// An unfinished object, as unfinished() of ListsUnfinished reports it.
+struct listed_unfinished {
+  std::string key;     ///< as leftovers() and live_writers() return it
+  bool lives = false;  ///< its writer is known to live
+};
+
+/// A KeepsLeftovers that answers in one step what leftovers() and live_writers() answer for several prefixes.
+///
+/// - `unfinished(prefixes)`: returns what leftovers() and, where the store models TracksWriters, live_writers() return for
+///   each of these prefixes, sorted by key. Throws storage_error.
+template <class S>
+concept ListsUnfinished = KeepsLeftovers<S> && requires(S& s, std::span<const std::string_view> prefixes) {
+  { s.unfinished(prefixes) } -> std::same_as<std::vector<listed_unfinished>>;
+};
+
 /// An ObjectWriter that shows others an object before it is finished.
 ///
 /// - `announce()`: makes the unfinished object visible to live_writers() and leftovers() of other processes.
 ///   Throws storage_error.
 template <class W>
 concept AnnouncingObjectWriter = ObjectWriter<W> && requires(W& w) { w.announce(); };
+
+/// A ByteStore whose object writers are AnnouncingObjectWriters, and which announces in fewer steps what nobody will finish.
+///
+/// - `show(key)`: as create(key, 0), and announce() of what that returns, but without the look whether there is an object
+///   under the key. finish() is never called.
+template <class S>
+concept ShowsWriters = ByteStore<S> && requires(S& s, std::string_view key) {
+  { s.show(key) } -> AnnouncingObjectWriter;
+};
 
 /// An AnnouncingObjectWriter whose announcement others may remove where they take its process for dead.
 ///

@@ -10,10 +10,12 @@
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/system/callback.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/sorted_map.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -110,8 +112,15 @@ class safetensors_reader {
   static void find_targets(detail::load_work& work, const checkpoint_type& checkpoint,
                            const state_dict& state, const load_plan& plan, const target_resolver& resolver,
                            const read_options& options);
-  /// Before the first byte is read.
-  void check_files(const detail::load_work& work, deadline until, const std::vector<bool>& wanted);
+  using file_sizes =
+      detail::sorted_map<std::string, std::optional<std::uint64_t>>;  ///< by key; nothing: no file
+  /// Of the files of these ranks, before their records are there; of none where they are more than the store takes
+  /// requests for at the same time.
+  [[nodiscard]] file_sizes early_sizes(const checkpoint_type& checkpoint,
+                                       const std::vector<std::int32_t>& ranks, deadline until);
+  /// Before the first byte is read. `known`: those of the sizes that need not be asked for.
+  void check_files(const detail::load_work& work, deadline until, const std::vector<bool>& wanted,
+                   const file_sizes& known = {});
   std::uint64_t check_header(const checkpoint_type& checkpoint, const detail::load_file& file);
 
   any_store store_;

@@ -53,8 +53,9 @@ class safetensors_writer_base {
   void remove(std::int64_t step);
   /// See RemovesAttempts. @throws as remove()
   bool remove_attempt(save_attempt attempt);
-  /// See LeasingWriter.
-  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
+  /// See LeasingWriter and LeasesUnchecked.
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until,
+                                       lease_check check = lease_check::at_once);
   /// See ReportsReaders.
   [[nodiscard]] std::vector<std::string> readers(std::int64_t step);
   // See PinsCheckpoints. Where the store has leases, one that is pinned while another process removes it is either
@@ -64,6 +65,8 @@ class safetensors_writer_base {
   [[nodiscard]] std::vector<std::int64_t> pinned();
   bool quarantine(std::int64_t step);
   std::uint64_t clean(run_id run);
+  /// See TakesOver: one look at the store tells all where it shows checkpoints alone.
+  [[nodiscard]] takeover take_over(run_id run, const takeover_wait& waits);
   /// See AnnouncesSaves; clean() finds the announcement. Announces nothing where the store does not track
   /// writers, and for ranks that only join the file of another rank, without which they cannot write.
   [[nodiscard]] save_announcement announce(const save_context& c);

@@ -110,6 +110,9 @@ class s3_store {
 
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint);
 
+  /// See ShowsWriters: costs one request, and one every few seconds.
+  [[nodiscard]] object_writer show(std::string_view key);
+
   [[nodiscard]] std::size_t io_alignment() const noexcept { return 1; }
   [[nodiscard]] std::size_t min_write_bytes() const noexcept { return std::size_t{8} << 20; }
   /// See DistantStore.
@@ -159,6 +162,9 @@ class s3_store {
   [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes);
 
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix);
+  /// See ListsUnfinished: by one request where the bucket has fewer than 1000 uploads besides, and one for each
+  /// announcement of another host.
+  [[nodiscard]] std::vector<listed_unfinished> unfinished(std::span<const std::string_view> prefixes);
   /// Returns the announcements of processes that live. A process of this host is asked; one of another
   /// host counts as alive for half a minute after its last heartbeat, by the service's clock.
   [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix);
@@ -192,6 +198,7 @@ class s3_store {
                           detail::s3_read_counts* counts);
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix, std::size_t deeper,
                                                 std::string_view after = {});
+  [[nodiscard]] std::vector<std::string> unfinished_keys(std::string_view prefix, bool living);
   [[nodiscard]] std::string full_key(std::string_view key) const;
   [[nodiscard]] std::string full_prefix(std::string_view prefix) const;
   [[noreturn]] void fail_exists(const std::string& key) const;
@@ -201,6 +208,7 @@ class s3_store {
 
 static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store> && ListsKeysAfter<s3_store>);
 static_assert(SelfTestingStore<s3_store> && SizesReads<s3_store> && OffersReadSessions<s3_store>);
+static_assert(ListsUnfinished<s3_store> && ShowsWriters<s3_store>);
 static_assert(DeadlineObjectWriter<s3_store::object_writer>);
 static_assert(Portable<s3_store> && MayLink<s3_store>);
 

@@ -4,6 +4,7 @@
 #include <cairn/concepts/any_store_model.hpp>
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/store_capabilities.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -88,6 +89,9 @@ CAIRN_BODY any_store::read_session any_store::begin_reads() const {
 CAIRN_BODY any_store::object_writer any_store::create(std::string_view key, std::uint64_t size_hint) const {
   return object_writer(face_->create(key, size_hint));
 }
+CAIRN_BODY any_store::object_writer any_store::show(std::string_view key) const {
+  return object_writer(face_->show(key));
+}
 CAIRN_BODY bool any_store::publish_new(std::string_view key, std::span<const std::byte> bytes) const {
   return face_->publish_new(key, bytes);
 }
@@ -124,6 +128,22 @@ CAIRN_BODY std::vector<std::string> any_store::leftovers(std::string_view prefix
 }
 CAIRN_BODY void any_store::discard(std::string_view key) const {
   face_->discard(key);
+}
+CAIRN_BODY std::vector<listed_unfinished> any_store::unfinished(
+    std::span<const std::string_view> prefixes) const {
+  if (auto found = face_->unfinished(prefixes)) return std::move(*found);
+  std::vector<listed_unfinished> all;
+  for (const auto prefix : prefixes) {
+    // First: of a writer that dies meanwhile both lists have the object, and neither loses it.
+    std::vector<std::string> living;
+    if (tracks_writers()) living = live_writers(prefix);
+    auto left = leftovers(prefix);
+    for (auto& key : living)
+      if (!detail::contains(left, key)) all.push_back({std::move(key), true});
+    for (auto& key : left) all.push_back({std::move(key), false});
+  }
+  detail::sort(all, [](const auto& a, const auto& b) { return a.key < b.key; });
+  return all;
 }
 CAIRN_BODY std::optional<space_left> any_store::free_space() const {
   return face_->free_space();
@@ -218,7 +238,8 @@ CAIRN_BODY std::vector<std::byte> any_store::inner_description() const {
 
 static_assert(ByteStore<any_store> && ConditionalRemove<any_store> && ListsKeys<any_store> &&
               DurabilityHints<any_store> && MayTrackWriters<any_store> && MayShare<any_store> &&
-              MayLink<any_store> && DecodingStore<any_store>);
+              MayLink<any_store> && DecodingStore<any_store> && ListsUnfinished<any_store> &&
+              ShowsWriters<any_store>);
 
 }  // namespace v1
 }  // namespace cairn

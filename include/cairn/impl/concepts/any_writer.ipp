@@ -77,8 +77,8 @@ CAIRN_BODY mark_visibility any_writer::sees_mark(run_id run) {
 CAIRN_BODY void any_writer::remove_mark(run_id run) noexcept {
   face_->remove_mark(run);
 }
-CAIRN_BODY checkpoint_lease any_writer::lease(std::int64_t step, deadline until) {
-  return face_->lease(step, until);
+CAIRN_BODY checkpoint_lease any_writer::lease(std::int64_t step, deadline until, lease_check check) {
+  return face_->lease(step, until, check);
 }
 CAIRN_BODY std::vector<std::string> any_writer::readers(std::int64_t step) {
   return face_->readers(step);
@@ -115,6 +115,9 @@ CAIRN_BODY void any_writer::retract(const save_context& context) noexcept {
 }
 CAIRN_BODY std::vector<save_attempt> any_writer::live_saves(run_id run) {
   return face_->live_saves(run);
+}
+CAIRN_BODY takeover any_writer::take_over(run_id run, const takeover_wait& waits) {
+  return face_->take_over(run, waits);
 }
 CAIRN_BODY std::shared_ptr<void> any_writer::show_run(run_id run) {
   return face_->show_run(run);

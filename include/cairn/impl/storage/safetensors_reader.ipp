@@ -15,6 +15,7 @@
 #include <cairn/model/stored_items.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/load/block_comparison.hpp>
 #include <cairn/storage/load/byte_box.hpp>
 #include <cairn/storage/load/load_engine.hpp>
@@ -40,6 +41,7 @@
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
+#include <cairn/system/sorted_map.hpp>
 #include <cairn/system/vector.hpp>
 
 #include <algorithm>
@@ -49,6 +51,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -104,9 +107,13 @@ CAIRN_BODY run_id safetensors_reader::run_of(std::int64_t step) {
 CAIRN_BODY std::uint64_t safetensors_reader::read(checkpoint_type& checkpoint, const state_dict& state,
                                                   const load_plan& plan, const target_resolver& resolver,
                                                   read_options options, deadline until) {
-  const auto bytes = fetch_records(checkpoint, ranks_of(checkpoint, plan), until);
+  const auto ranks = ranks_of(checkpoint, plan);
+  std::uint64_t bytes = 0;
+  file_sizes sizes;
+  detail::look_together(store_, {[&] { bytes = fetch_records(checkpoint, ranks, until); },
+                                 [&] { sizes = early_sizes(checkpoint, ranks, until); }});
   auto work = find_work(checkpoint, plan);
-  check_files(work, until, std::vector<bool>(work.files.size(), true));
+  check_files(work, until, std::vector<bool>(work.files.size(), true), sizes);
   // Only now: destinations may be allocated by what the checkpoint claims, and these files have the bytes.
   find_targets(work, checkpoint, state, plan, resolver, options);
   detail::owned<detail::block_comparison> known;
@@ -306,13 +313,35 @@ CAIRN_BODY void safetensors_reader::find_targets(detail::load_work& work, const 
   }
 }
 
+CAIRN_BODY safetensors_reader::file_sizes safetensors_reader::early_sizes(
+    const checkpoint_type& checkpoint, const std::vector<std::int32_t>& ranks, deadline until) {
+  file_sizes sizes;
+  const auto& m = checkpoint.manifest();
+  const auto at_once = store_.reads_at_once();
+  if (at_once < 2 || m.placement.shared()) return sizes;
+  detail::vector<std::string> keys;
+  for (const auto r : ranks) {
+    const auto files = m.records[static_cast<std::size_t>(r)].files;
+    if (files > at_once - keys.size()) return sizes;
+    for (std::uint32_t k = 0; k < files; ++k) keys.push_back(checkpoint.file_key_of(r, k));
+  }
+  detail::vector<std::optional<std::uint64_t>> found(keys.size());
+  detail::parallel_for(keys.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
+    throw_if_late(until, keys[i]);
+    found[i] = store_.size(keys[i]);
+  });
+  for (std::size_t i = 0; i < keys.size(); ++i) sizes[keys[i]] = found[i];
+  return sizes;
+}
+
 CAIRN_BODY void safetensors_reader::check_files(const detail::load_work& work, deadline until,
-                                                const std::vector<bool>& wanted) {
+                                                const std::vector<bool>& wanted, const file_sizes& known) {
   detail::parallel_for(work.files.size(), detail::load_threads(), [&](std::size_t i, std::size_t) {
     if (!wanted[i]) return;
     const auto& file = work.files[i];
     throw_if_late(until, file.key);
-    const auto size = store_.size(file.key);
+    const auto at = known.find(file.key);
+    const auto size = at != known.end() ? at->second : store_.size(file.key);
     if (!size)
       fail(error_id::corrupt_missing_file, "a data file of the checkpoint is not there", {.file = file.key});
     if (*size != file.bytes)

@@ -23,6 +23,7 @@
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/commit/run_signs.hpp>
 #include <cairn/storage/commit/shared_mark.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/linked_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
@@ -88,6 +89,8 @@ struct safetensors_writer_base::inside {
   [[nodiscard]] bool links() const { return options_.ranks_per_file == 1 && protocol_.store().links(); }
   /// Readers see the removal while the result lives. @throws storage_error (storage_leased, storage_pinned)
   [[nodiscard]] std::shared_ptr<void> begin_removal(std::int64_t step) const;
+  /// See checkpoint_catalog::clean(); also of leases, pins and marks.
+  checkpoint_catalog::cleaning clean(run_id run, const detail::store_look& look) const;
   record write(const save_context& c, const staged_image& image, deadline until);
   /// Waits until this rank may write; see persist::writers_at_once.
   void await_turn(const save_context& c, const staged_image& image, deadline until) const;
@@ -142,8 +145,9 @@ CAIRN_BODY image_layout safetensors_writer_base::layout(const save_plan& plan,
 CAIRN_BODY int safetensors_writer_base::other_writing_rank(const save_context& c) noexcept {
   return inside_->protocol_.other_writing_rank(c);
 }
-CAIRN_BODY checkpoint_lease safetensors_writer_base::lease(std::int64_t step, deadline until) {
-  return inside_->leases().lease(step, until);
+CAIRN_BODY checkpoint_lease safetensors_writer_base::lease(std::int64_t step, deadline until,
+                                                           lease_check check) {
+  return inside_->leases().lease(step, until, check);
 }
 CAIRN_BODY std::vector<std::string> safetensors_writer_base::readers(std::int64_t step) {
   return inside_->leases().readers(step);
@@ -156,7 +160,8 @@ CAIRN_BODY void safetensors_writer_base::pin(std::int64_t step, deadline until) 
            {.file = manifest_key(step)});
   };
   require();
-  const auto kept = inside_->leases().lease(step, until);  // nobody removes it meanwhile
+  const auto kept =
+      inside_->leases().lease(step, until, lease_check::by_caller);  // nobody removes it meanwhile
   const auto pins = inside_->pins();
   pins.add(step);
   try {
@@ -329,9 +334,32 @@ CAIRN_BODY bool safetensors_writer_base::remove_attempt(save_attempt attempt) {
 }
 
 CAIRN_BODY std::uint64_t safetensors_writer_base::clean(run_id run) {
-  inside_->leases().clean();
-  inside_->pins().clean();
-  return inside_->catalog_.clean(run) + inside_->mark().remove_others(run);
+  return inside_->clean(run, detail::look_at(inside_->protocol_.store())).removed;
+}
+
+CAIRN_BODY checkpoint_catalog::cleaning safetensors_writer_base::inside::clean(
+    run_id run, const detail::store_look& look) const {
+  leases().clean(look);
+  pins().clean(look);
+  auto done = catalog_.clean(run, look);
+  done.removed += mark().remove_others(run, look);
+  return done;
+}
+
+CAIRN_BODY takeover safetensors_writer_base::take_over(run_id run, const takeover_wait& waits) {
+  const auto& store = inside_->protocol_.store();
+  auto look = detail::look_at(store);
+  while (waits(inside_->catalog_.live_saves(run, look))) look = detail::look_at(store);
+  const auto done = inside_->clean(run, look);
+  takeover taken{.removed = done.removed, .steps = {}, .restarts = {}};
+  // Of an attempt that was ended now, only a look after that tells whether it had committed.
+  taken.steps =
+      done.confirmed ? inside_->protocol_.objects().committed_among(look.steps) : inside_->catalog_.list();
+  try {
+    if (look.restarts) taken.restarts = inside_->restart_notes().steps(look);
+  } catch (const error&) {  // who asks for them again tells of it
+  }
+  return taken;
 }
 
 CAIRN_BODY save_announcement safetensors_writer_base::announce(const save_context& c) {
@@ -339,8 +367,7 @@ CAIRN_BODY save_announcement safetensors_writer_base::announce(const save_contex
   if (!inside_->protocol_.store().tracks_writers() || place.first_of(c.rank) != c.rank) return {};
   inside_->protocol_.enter(c, deadline::in(c.timeout));
   auto shown = detail::make_shared<inside::object>(
-      inside_->protocol_.store().create(detail::announcement_key(c, place), 0));
-  shown->announce();
+      inside_->protocol_.store().show(detail::announcement_key(c, place)));
   const int lock = shown->lock_descriptor();
   return save_announcement(std::move(shown), lock);
 }
@@ -402,8 +429,7 @@ CAIRN_BODY record safetensors_writer_base::inside::write_files(const save_contex
   std::shared_ptr<object> shown;  // where no file of its own shows that the save goes on
   if (layout.segments.empty() && protocol_.store().tracks_writers()) {
     shown = detail::make_shared<object>(
-        protocol_.store().create(detail::announcement_key(c, protocol_.placement(c)), 0));
-    shown->announce();
+        protocol_.store().show(detail::announcement_key(c, protocol_.placement(c))));
   }
   {
     detail::write_source source(image, *rings_, until);

@@ -21,6 +21,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
+#include <cairn/system/thread_pool.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <algorithm>
@@ -98,6 +99,12 @@ CAIRN_BODY s3_store s3_store::from_description(std::span<const std::byte> bytes)
 CAIRN_BODY s3_store::object_writer s3_store::create(std::string_view key, std::uint64_t size_hint) {
   auto upload = std::make_unique<detail::s3_upload>(bucket_, full_key(key), size_hint);
   upload->begin();
+  return object_writer(std::move(upload));
+}
+
+CAIRN_BODY s3_store::object_writer s3_store::show(std::string_view key) {
+  auto upload = std::make_unique<detail::s3_upload>(bucket_, full_key(key), 0);
+  upload->announce();
   return object_writer(std::move(upload));
 }
 
@@ -230,29 +237,38 @@ CAIRN_BODY bool s3_store::remove_if(std::string_view key, std::span<const std::b
   return bucket_->client.remove_if(full, bytes);
 }
 
-CAIRN_BODY std::vector<std::string> s3_store::leftovers(std::string_view prefix) {
+CAIRN_BODY std::vector<listed_unfinished> s3_store::unfinished(std::span<const std::string_view> prefixes) {
   const auto own = bucket_->client.options().prefix.size();
-  std::vector<std::string> found;
-  for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
-    const auto key = u.key.substr(own);
-    if (valid_key(key) && !bucket_->lives(u.id) && !detail::has_heartbeat(*bucket_, u))
-      found.push_back(key + suffix_of(u.id));
-  }
-  detail::sort(found);
+  std::vector<std::string> full;
+  for (const auto prefix : prefixes) full.push_back(full_prefix(prefix));
+  auto uploads = bucket_->uploads(full);
+  detail::erase_if(uploads, [&](const detail::open_upload& u) {
+    // This process's own are begun and ended by their writers; others see those that are announced.
+    return !valid_key(u.key.substr(own)) || (bucket_->lives(u.id) && !u.key.ends_with(detail::sign_ending));
+  });
+  std::vector<listed_unfinished> found(uploads.size());
+  detail::thread_pool().run(uploads.size(), bucket_->client.options().in_flight, [&](std::size_t i) {
+    const auto& u = uploads[i];
+    found[i] = {u.key.substr(own) + suffix_of(u.id),
+                bucket_->lives(u.id) || detail::has_heartbeat(*bucket_, u)};
+  });
+  detail::sort(found, [](const auto& a, const auto& b) { return a.key < b.key; });
   return found;
 }
 
-CAIRN_BODY std::vector<std::string> s3_store::live_writers(std::string_view prefix) {
-  const auto own = bucket_->client.options().prefix.size();
+CAIRN_BODY std::vector<std::string> s3_store::unfinished_keys(std::string_view prefix, bool living) {
   std::vector<std::string> found;
-  for (const auto& u : bucket_->uploads(full_prefix(prefix))) {
-    const auto key = u.key.substr(own);
-    if (valid_key(key) && u.key.ends_with(detail::sign_ending) &&
-        (bucket_->lives(u.id) || detail::has_heartbeat(*bucket_, u)))
-      found.push_back(key + suffix_of(u.id));
-  }
-  detail::sort(found);
+  for (auto& object : unfinished({&prefix, 1}))
+    if (object.lives == living) found.push_back(std::move(object.key));
   return found;
+}
+
+CAIRN_BODY std::vector<std::string> s3_store::leftovers(std::string_view prefix) {
+  return unfinished_keys(prefix, false);
+}
+
+CAIRN_BODY std::vector<std::string> s3_store::live_writers(std::string_view prefix) {
+  return unfinished_keys(prefix, true);
 }
 
 CAIRN_BODY void s3_store::discard(std::string_view key) {

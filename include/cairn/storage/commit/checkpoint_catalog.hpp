@@ -7,6 +7,7 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/sorted_map.hpp>
@@ -61,17 +62,29 @@ class checkpoint_catalog {
   [[nodiscard]] bool quarantine(std::int64_t step) const;
 
   /// Returns the attempts of other runs, in steps that are not committed, that have a live writer, as far
-  /// as the store knows; of those with keys that begin so.
-  [[nodiscard]] std::vector<save_attempt> live_saves(const run_id& run,
-                                                     const std::string& prefix = "step-") const;
+  /// as the store knows.
+  [[nodiscard]] std::vector<save_attempt> live_saves(const run_id& run) const {
+    return live_saves(run, detail::look_at_steps(store_));
+  }
+  /// The same of those that a look shows.
+  [[nodiscard]] std::vector<save_attempt> live_saves(const run_id& run, const detail::store_look& look) const;
 
   /// Ends the attempts of other runs in steps that are not committed, also those with only unfinished
-  /// objects, and removes their files. Removes objects of committed steps that the manifest does not
-  /// name, and discards unfinished objects of writers that died. Does not touch damaged and quarantined
+  /// objects, and removes their files. Removes marks, claims and what other attempts have left from committed
+  /// steps. Discards unfinished objects of writers that died. Does not touch damaged and quarantined
   /// checkpoints, nor objects whose names cairn does not make. Returns the number of removed objects. An
   /// attempt counts as one of `run` if attempt_of() returns it or a record says so. @pre this rule
   /// recognises all attempts of `run` that other processes save.
-  std::uint64_t clean(const run_id& run) const;
+  std::uint64_t clean(const run_id& run) const { return clean(run, detail::look_at_steps(store_)).removed; }
+  /// What clean() with a look has done.
+  struct cleaning {
+    std::uint64_t removed = 0;  ///< objects
+    /// Nothing was to be ended or removed in any step: what it saw of them still stands.
+    bool confirmed = true;
+  };
+  /// The same, by a look of this call or shortly before it. A step is asked for anew where the look shows more in it than a
+  /// manifest and the files of one attempt.
+  [[nodiscard]] cleaning clean(const run_id& run, const detail::store_look& look) const;
   /// Ends the attempts of other runs to save one step whose writers are known to have died, and removes their files, so that
   /// tries that were killed do not fill the store. Saves that are under way go on. Where writers announce themselves, it
   /// takes only those for dead that have: any other may live. A store that does not track its writers is left as it is.
@@ -85,13 +98,15 @@ class checkpoint_catalog {
   [[nodiscard]] std::optional<std::vector<std::byte>> manifest_bytes(std::int64_t step) const;
   /// Removes the manifest with the bytes of manifest_bytes(). False if there is another manifest now.
   [[nodiscard]] bool remove_manifest(std::int64_t step, const std::vector<std::byte>& bytes) const;
+  /// Whether a listing of a step shows a manifest and files of one attempt alone. They are what was committed.
+  [[nodiscard]] static bool is_whole(const detail::vector<detail::step_object>& objects);
   static void add_begun(detail::vector<detail::found_attempt>& attempts,
                         const std::vector<std::uint64_t>& begun, std::optional<std::uint64_t> but);
   /// The attempt of an unfinished data file or record.
   [[nodiscard]] static std::optional<save_attempt> attempt_of_unfinished(const std::string& key);
   /// The attempts of unfinished objects by step, whether their writers live or not.
-  [[nodiscard]] detail::sorted_map<std::int64_t, std::vector<std::uint64_t>> begun_attempts(
-      const std::string& prefix = "step-") const;
+  [[nodiscard]] static detail::sorted_map<std::int64_t, std::vector<std::uint64_t>> begun_attempts(
+      const std::vector<listed_unfinished>& unfinished);
   std::uint64_t clean_step(std::int64_t step, const run_id& run, const std::vector<std::uint64_t>& begun,
                            std::int64_t newest) const;
   std::uint64_t remove_unnamed(std::int64_t step, const manifest& m, const run_id& run) const;
@@ -100,10 +115,9 @@ class checkpoint_catalog {
                            const detail::vector<detail::step_object>& objects) const;
   /// The run that ended an attempt of another run; nothing where an attempt ended itself.
   [[nodiscard]] std::optional<std::string> marked_by(std::int64_t step, std::uint64_t attempt) const;
-  /// Discards unfinished objects of writers that died, except those of `run`.
-  std::uint64_t discard_leftovers(const std::string& prefix, const run_id* run) const;
-  /// The number of objects that it discarded: 0 if its writer lives after all.
-  std::uint64_t discard_if_dead(const std::string& unfinished) const;
+  /// Discards unfinished objects of steps whose writers died, except those of `run`.
+  std::uint64_t discard_leftovers(std::vector<listed_unfinished> unfinished, const run_id& run) const;
+  [[nodiscard]] std::vector<listed_unfinished> unfinished_of(std::int64_t step) const;
 
   any_store store_;
   detail::step_objects objects_;

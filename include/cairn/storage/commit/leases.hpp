@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/storage.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/system/deadline.hpp>
 
 #include <cstdint>
@@ -22,7 +24,7 @@ namespace detail {
 /// ever finishes. The store knows whether their writers live: for files by a lock, in buckets by a
 /// heartbeat. The lease of a process that has died holds up nobody.
 ///
-/// A reader first shows its lease and then looks for removers; a remover first shows its lease and then
+/// A reader first shows its lease, then looks for removers, and whether the checkpoint is there when there are none; a remover first shows its lease and then
 /// looks for readers. So at least one of two sees the other. A remover gives way at once; a reader waits
 /// until the remover has given way, or the manifest is gone. Any thread. Throws the store's errors.
 class step_leases {
@@ -36,7 +38,8 @@ class step_leases {
   /// Takes a lease on a committed checkpoint; not held() unless possible().
   /// @throws storage_error (storage_not_committed) if there is no such checkpoint; timeout_error
   /// (timeout_load) if another process begins to remove it and does not finish.
-  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until);
+  [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until,
+                                       lease_check check = lease_check::at_once);
 
   /// Shows that the caller removes the checkpoint, as long as the returned object lives.
   /// @throws storage_error (storage_leased) naming who reads it; it removes nothing then.
@@ -46,7 +49,7 @@ class step_leases {
   [[nodiscard]] std::vector<std::string> readers(std::int64_t step);
 
   /// Removes the leases of processes that have died.
-  void clean();
+  void clean(const store_look& look);
 
  private:
   static constexpr std::string_view beginning = "lease-";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 
 #include <cstdint>
 #include <optional>
@@ -28,7 +29,7 @@ class step_pins {
   [[nodiscard]] std::vector<std::int64_t> steps() const;
 
   /// Discards what processes left that died while they pinned.
-  void clean() const;
+  void clean(const store_look& look) const;
 
   [[nodiscard]] static std::string key_of(std::int64_t step);
   /// The step of a pin; nothing for other keys.

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +26,7 @@ class restart_notes {
   void leave(const run_id& run, std::int64_t step) { store_.put_new(key_of(run, step), {}); }
   /// Returns the step of each note, ascending, and removes unfinished notes of runs that have ended.
   [[nodiscard]] std::vector<std::int64_t> steps();
+  [[nodiscard]] std::vector<std::int64_t> steps(const store_look& look);
   void remove(const run_id& run, std::int64_t step) { store_.remove(key_of(run, step)); }
   /// Removes the notes of all runs for steps up to this one, and returns how many notes are left.
   std::size_t remove_up_to(std::int64_t last);

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -27,7 +28,7 @@ class shared_mark {
   [[nodiscard]] mark_visibility seen(const run_id& run);
   void remove(const run_id& run) noexcept;
   /// Removes marks that other runs left behind, also unfinished ones, and returns their number.
-  std::uint64_t remove_others(const run_id& run);
+  std::uint64_t remove_others(const run_id& run, const store_look& look);
 
  private:
   static constexpr const char* prefix = "shared-mark.";

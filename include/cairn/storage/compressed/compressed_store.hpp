@@ -147,6 +147,11 @@ class compressed_store {
     return store().leftovers(prefix);
   }
   void discard(std::string_view key) { store().discard(key); }
+  [[nodiscard]] std::vector<listed_unfinished> unfinished(std::span<const std::string_view> prefixes) {
+    auto found = store().unfinished(prefixes);
+    detail::erase_if(found, [](const auto& object) { return object.lives; });  // as leftovers()
+    return found;
+  }
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
   /// The store below, see LayeredStore.
   [[nodiscard]] const any_store& inner() const noexcept { return parts_->store; }

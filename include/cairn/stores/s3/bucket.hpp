@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -82,6 +83,8 @@ class s3_bucket {
 
   /// All uploads below a prefix that were begun and not ended.
   [[nodiscard]] std::vector<open_upload> uploads(const std::string& prefix);
+  /// The same below any of several, by one request where the bucket has few besides.
+  [[nodiscard]] std::vector<open_upload> uploads(std::span<const std::string> prefixes);
 
   /// The id of an upload of this process that a call began. @throws what the call failed of; nothing of an
   /// upload stays then.
@@ -111,6 +114,13 @@ class s3_bucket {
   [[nodiscard]] std::string add_page(const std::string& prefix, const std::string& token, bool by_directory,
                                      std::vector<listed_object>& found, std::vector<std::string>& directories,
                                      const std::string& after);
+  /// Where the next page of uploads begins; no key where there is none.
+  struct upload_marker {
+    std::string key, id;
+    friend auto operator<=>(const upload_marker&, const upload_marker&) = default;
+  };
+  [[nodiscard]] upload_marker add_uploads(const std::string& prefix, const upload_marker& from,
+                                          std::vector<open_upload>& found);
   static std::optional<std::string> decoded(std::string_view text, bool encoded);
   static std::optional<std::string> key_of(const xml_element& e, bool encoded);
 

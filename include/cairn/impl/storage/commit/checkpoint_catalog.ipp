@@ -79,7 +79,7 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   // Before making marks, which may need the space.
   objects_.remove_those(objects, of_removed);
   auto attempts = detail::attempts_in(objects, removed);
-  const auto begun = begun_attempts(step_directory(step) + "/");
+  const auto begun = begun_attempts(unfinished_of(step));
   if (const auto at = begun.find(step); at != begun.end()) add_begun(attempts, at->second, removed);
   for (const auto& a : attempts)
     if (!a.marked) objects_.require_mark(step, a.attempt, detail::removed_meanwhile(step));
@@ -97,7 +97,7 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
     keys.push_back(o.key);
   }
   objects_.remove_all(keys);
-  (void)discard_leftovers(step_directory(step) + "/", nullptr);
+  (void)detail::discard_dead(store_, unfinished_of(step), "");
 }
 
 CAIRN_BODY bool checkpoint_catalog::remove_attempt(save_attempt attempt) const {
@@ -129,16 +129,16 @@ CAIRN_BODY bool checkpoint_catalog::quarantine(std::int64_t step) const {
 }
 
 CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id& run,
-                                                                    const std::string& prefix) const {
+                                                                    const detail::store_look& look) const {
   std::vector<save_attempt> found;
   if (!store_.tracks_writers()) return found;
   const auto known = [&](const save_attempt& a) { return detail::contains(found, a); };
-  for (const auto& key : store_.live_writers(prefix))
-    if (const auto a = attempt_of_unfinished(key); a && !known(*a)) found.push_back(*a);
-  const auto all = store_.keys(prefix);
+  for (const auto& object : look.unfinished)
+    if (object.lives)
+      if (const auto a = attempt_of_unfinished(object.key); a && !known(*a)) found.push_back(*a);
   detail::vector<std::pair<parsed_key, std::string_view>> objects;
   std::vector<std::int64_t> committed;
-  for (const auto& key : all) {
+  for (const auto& key : look.steps) {
     const auto parsed = parse_key(key);
     if (!parsed) continue;
     if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
@@ -157,25 +157,48 @@ CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id
   return found;
 }
 
-CAIRN_BODY std::uint64_t checkpoint_catalog::clean(const run_id& run) const {
-  std::uint64_t removed = 0;
-  auto begun = begun_attempts();
-  const auto all = store_.keys("step-");
+CAIRN_BODY bool checkpoint_catalog::is_whole(const detail::vector<detail::step_object>& objects) {
+  const auto is_manifest = [](const auto& o) { return o.own && o.name.kind == object_kind::manifest; };
+  std::optional<std::uint64_t> attempt;
+  for (const auto& o : objects) {
+    if (is_manifest(o)) continue;
+    if (!o.is_file() || o.name.attempt != attempt.value_or(o.name.attempt)) return false;
+    attempt = o.name.attempt;
+  }
+  return detail::any_of(objects, is_manifest);
+}
+
+CAIRN_BODY checkpoint_catalog::cleaning checkpoint_catalog::clean(const run_id& run,
+                                                                  const detail::store_look& look) const {
+  cleaning done;
+  auto begun = begun_attempts(look.unfinished);
+  const auto& all = look.steps;
   std::int64_t newest = -1;
   for (const auto& key : all)
     if (const auto k = parse_key(key); k && k->object.kind == object_kind::manifest)
       newest = std::max(newest, k->step);
+  const auto clean_one = [&](std::int64_t step, const std::vector<std::uint64_t>& attempts) {
+    done.confirmed = false;
+    done.removed += clean_step(step, run, attempts, newest);
+  };
   for (std::size_t i = 0; i < all.size();) {
     const auto directory = all[i].substr(0, all[i].find('/'));
     const auto step = parse_step(directory);
-    while (i < all.size() && all[i].starts_with(directory) &&
-           (all[i].size() == directory.size() || all[i][directory.size()] == '/'))
-      ++i;
-    if (step) removed += clean_step(*step, run, begun[*step], newest);
-    if (step) begun.erase(*step);
+    detail::vector<detail::step_object> objects;
+    for (; i < all.size() && all[i].starts_with(directory) &&
+           (all[i].size() == directory.size() || all[i][directory.size()] == '/');
+         ++i)
+      if (step && all[i].size() > directory.size())
+        if (auto known = detail::parse_object(all[i], directory.size() + 1))
+          objects.push_back(std::move(*known));
+    if (!step) continue;
+    const auto attempts = begun[*step];
+    begun.erase(*step);
+    if (!attempts.empty() || !is_whole(objects)) clean_one(*step, attempts);
   }
-  for (const auto& [step, attempts] : begun) removed += clean_step(step, run, attempts, newest);
-  return removed + discard_leftovers("step-", &run);
+  for (const auto& [step, attempts] : begun) clean_one(step, attempts);
+  done.removed += discard_leftovers(look.unfinished, run);
+  return done;
 }
 
 CAIRN_BODY std::uint64_t checkpoint_catalog::clean_abandoned(std::int64_t step, const run_id& run) const {
@@ -197,7 +220,7 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_abandoned(std::int64_t step, 
   if (!by_announcements)
     for (const auto& a : attempts) add(a.attempt);
   // Asked after the listings: an attempt that begins from now on is not among them.
-  const auto live = live_saves(run, prefix);
+  const auto live = live_saves(run, detail::look_at_steps(store_, prefix));
   detail::erase_if(ended, [&](auto attempt) { return detail::contains(live, save_attempt{step, attempt}); });
   const auto is_marked = [&](auto attempt) {
     return detail::any_of(attempts, [&](const auto& a) { return a.attempt == attempt && a.marked; });
@@ -211,7 +234,8 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_abandoned(std::int64_t step, 
     for (const auto& key : unfinished) {
       if (detail::is_announcement(key) != announcements) continue;
       const auto a = attempt_of_unfinished(key);
-      if (!by_announcements || (a && detail::contains(ended, a->attempt))) removed += discard_if_dead(key);
+      if (!by_announcements || (a && detail::contains(ended, a->attempt)))
+        removed += detail::discard_if_dead(store_, key);
     }
   };
   discard(false);
@@ -270,16 +294,18 @@ CAIRN_BODY std::optional<save_attempt> checkpoint_catalog::attempt_of_unfinished
 }
 
 CAIRN_BODY detail::sorted_map<std::int64_t, std::vector<std::uint64_t>> checkpoint_catalog::begun_attempts(
-    const std::string& prefix) const {
+    const std::vector<listed_unfinished>& unfinished) {
   detail::sorted_map<std::int64_t, std::vector<std::uint64_t>> found;
-  const auto add = [&](const std::vector<std::string>& keys) {
-    for (const auto& key : keys)
-      if (const auto a = attempt_of_unfinished(key))
-        if (auto& in = found[a->step]; !detail::contains(in, a->attempt)) in.push_back(a->attempt);
-  };
-  add(store_.leftovers(prefix));
-  add(store_.live_writers(prefix));
+  for (const auto& object : unfinished)
+    if (const auto a = attempt_of_unfinished(object.key))
+      if (auto& in = found[a->step]; !detail::contains(in, a->attempt)) in.push_back(a->attempt);
   return found;
+}
+
+CAIRN_BODY std::vector<listed_unfinished> checkpoint_catalog::unfinished_of(std::int64_t step) const {
+  const auto directory = step_directory(step) + "/";
+  const std::string_view prefix = directory;
+  return store_.unfinished({&prefix, 1});
 }
 
 CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const run_id& run,
@@ -363,30 +389,17 @@ CAIRN_BODY std::optional<std::string> checkpoint_catalog::marked_by(std::int64_t
   return std::nullopt;
 }
 
-CAIRN_BODY std::uint64_t checkpoint_catalog::discard_leftovers(const std::string& prefix,
-                                                               const run_id* run) const {
-  std::uint64_t removed = 0;
+CAIRN_BODY std::uint64_t checkpoint_catalog::discard_leftovers(std::vector<listed_unfinished> unfinished,
+                                                               const run_id& run) const {
   detail::sorted_map<std::pair<std::int64_t, std::uint64_t>, bool> ours;  // attempts of `run`
-  for (const auto& key : store_.leftovers(prefix)) {
-    const auto about = run != nullptr ? detail::unfinished_object(key) : std::nullopt;
-    if (about) {
-      const auto [at, first] = ours.try_emplace({about->step, about->object.attempt}, false);
-      if (first) at->second = detail::made_by(*run, about->step, about->object.attempt);
-      if (at->second) continue;
-    }
-    removed += discard_if_dead(key);
-  }
-  return removed;
-}
-
-CAIRN_BODY std::uint64_t checkpoint_catalog::discard_if_dead(const std::string& key) const {
-  try {
-    store_.discard(key);
-    return 1;
-  } catch (const storage_error& e) {
-    if (e.id() != error_id::storage_exists) throw;
-    return 0;
-  }
+  detail::erase_if(unfinished, [&](const listed_unfinished& object) {
+    const auto about = detail::unfinished_object(object.key);
+    if (!about) return false;
+    const auto [at, first] = ours.try_emplace({about->step, about->object.attempt}, false);
+    if (first) at->second = detail::made_by(run, about->step, about->object.attempt);
+    return at->second;
+  });
+  return detail::discard_dead(store_, unfinished, "step-");
 }
 
 }  // namespace v1

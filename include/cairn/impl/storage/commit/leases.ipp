@@ -4,6 +4,7 @@
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
@@ -28,13 +29,22 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY checkpoint_lease step_leases::lease(std::int64_t step, deadline until) {
+CAIRN_BODY checkpoint_lease step_leases::lease(std::int64_t step, deadline until, lease_check check) {
   if (!possible()) return {step, nullptr};
-  if (!store_.size(manifest_key(step))) fail_not_committed(step);
-  auto hold = show(step, reads);
-  for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(250));;) {
+  const auto require = [&] {
     if (!store_.size(manifest_key(step))) fail_not_committed(step);
+  };
+  std::shared_ptr<void> hold;
+  try {
+    hold = show(step, reads);
+  } catch (...) {
+    require();
+    throw;
+  }
+  for (backoff polling(std::chrono::milliseconds(1), std::chrono::milliseconds(250));;) {
     const auto others = who(step, removes);
+    // Only now: a remover that was not seen had ended by then, or gives way.
+    if (!others.empty() || check == lease_check::at_once) require();
     if (others.empty())
       return {step, std::move(hold), [](const void* shown) noexcept {
                 return static_cast<const any_store::object_writer*>(shown)->announced();
@@ -60,15 +70,8 @@ CAIRN_BODY std::vector<std::string> step_leases::readers(std::int64_t step) {
   return possible() ? who(step, reads) : std::vector<std::string>();
 }
 
-CAIRN_BODY void step_leases::clean() {
-  if (!possible()) return;
-  for (const auto& key : store_.leftovers(beginning)) {
-    try {
-      store_.discard(key);
-    } catch (const storage_error& e) {
-      if (e.id() != error_id::storage_exists) throw;  // its process lives after all
-    }
-  }
+CAIRN_BODY void step_leases::clean(const store_look& look) {
+  if (possible()) static_cast<void>(discard_dead(store_, look.unfinished, beginning));
 }
 
 CAIRN_BODY std::string step_leases::key_of(std::int64_t step, std::string_view what) {
@@ -77,9 +80,7 @@ CAIRN_BODY std::string step_leases::key_of(std::int64_t step, std::string_view w
 }
 
 CAIRN_BODY std::shared_ptr<any_store::object_writer> show_lease(any_store& store, const std::string& key) {
-  auto shown = detail::make_shared<any_store::object_writer>(store.create(key, 0));
-  shown->announce();
-  return shown;
+  return detail::make_shared<any_store::object_writer>(store.show(key));
 }
 
 CAIRN_BODY std::shared_ptr<void> step_leases::show(std::int64_t step, std::string_view what) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/storage/commit/pins.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
@@ -29,15 +30,8 @@ CAIRN_BODY std::vector<std::int64_t> step_pins::steps() const {
   return found;
 }
 
-CAIRN_BODY void step_pins::clean() const {
-  if (!store_.tracks_writers()) return;
-  for (const auto& key : store_.leftovers(std::string(prefix))) {
-    try {
-      store_.discard(key);
-    } catch (const storage_error& e) {
-      if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
-    }
-  }
+CAIRN_BODY void step_pins::clean(const store_look& look) const {
+  if (store_.tracks_writers()) static_cast<void>(discard_dead(store_, look.unfinished, prefix));
 }
 
 CAIRN_BODY std::string step_pins::key_of(std::int64_t step) {

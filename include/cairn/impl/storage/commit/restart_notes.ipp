@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
@@ -22,16 +23,19 @@ inline namespace v1 {
 namespace detail {
 
 CAIRN_BODY std::vector<std::int64_t> restart_notes::steps() {
-  for (const auto& key : store_.leftovers(prefix)) {  // of runs that ended while they left one
-    try {
-      store_.discard(key);
-    } catch (const storage_error& e) {
-      if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
-    }
-  }
+  static constexpr std::string_view made[] = {prefix};
+  store_look look;
+  look_together(store_, {[&] { look.unfinished = store_.unfinished(made); },
+                         [&] { look.restarts = store_.keys(prefix); }});
+  return steps(look);
+}
+
+CAIRN_BODY std::vector<std::int64_t> restart_notes::steps(const store_look& look) {
+  static_cast<void>(discard_dead(store_, look.unfinished, prefix));  // of runs that ended while they left one
   std::vector<std::int64_t> found;
-  for (const auto& key : store_.keys(prefix))
-    if (const auto step = step_of(key)) found.push_back(*step);
+  if (look.restarts)
+    for (const auto& key : *look.restarts)
+      if (const auto step = step_of(key)) found.push_back(*step);
   detail::sort(found);
   return found;
 }

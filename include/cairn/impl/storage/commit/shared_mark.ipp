@@ -6,6 +6,7 @@
 #include <cairn/model/record.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/shared_mark.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
@@ -63,19 +64,13 @@ CAIRN_BODY void shared_mark::remove(const run_id& run) noexcept {
     }
 }
 
-CAIRN_BODY std::uint64_t shared_mark::remove_others(const run_id& run) {
+CAIRN_BODY std::uint64_t shared_mark::remove_others(const run_id& run, const store_look& look) {
   std::uint64_t removed = 0;
-  for (const auto& key : store_.keys(prefix))
+  for (const auto& key : look.shared_marks)
     if (!key.starts_with(key_of(run)) && !is_needed(key)) store_.remove(key), ++removed;
-  for (const auto* begin : {prefix, "cairn-probe"})
-    for (const auto& key : store_.leftovers(begin)) {
-      if (key.starts_with(key_of(run))) continue;
-      try {
-        store_.discard(key), ++removed;
-      } catch (const storage_error& e) {
-        if (e.id() != error_id::storage_exists) throw;  // its writer lives after all
-      }
-    }
+  auto others = look.unfinished;
+  detail::erase_if(others, [&](const auto& object) { return object.key.starts_with(key_of(run)); });
+  for (const auto* begin : {prefix, "cairn-probe"}) removed += discard_dead(store_, others, begin);
   return removed;
 }
 

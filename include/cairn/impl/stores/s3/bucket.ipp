@@ -25,6 +25,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -214,31 +215,60 @@ CAIRN_BODY std::vector<listed_object> s3_bucket::list(thread_pool& pool, const s
   return found;
 }
 
+CAIRN_BODY s3_bucket::upload_marker s3_bucket::add_uploads(const std::string& prefix,
+                                                           const upload_marker& from,
+                                                           std::vector<open_upload>& found) {
+  s3_request r{.method = "GET"};
+  r.query = {{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-uploads", "1000"}};
+  if (!from.key.empty()) r.query.emplace_back("key-marker", from.key);
+  if (!from.id.empty()) r.query.emplace_back("upload-id-marker", from.id);
+  const auto page = ask(std::move(r), "ListMultipartUploadsResult", "listing of unfinished uploads");
+  const bool encoded = page.text_of("EncodingType") == "url";
+  for (const auto& c : page.children) {
+    if (c.name != "Upload") continue;
+    auto key = key_of(c, encoded);
+    std::string id(c.text_of("UploadId"));
+    if (!key || !key->starts_with(prefix) || id.empty() || id.size() > 4096) continue;
+    found.push_back({std::move(*key), std::move(id), std::string(c.text_of("Initiated"))});
+  }
+  if (page.text_of("IsTruncated") != "true") return {};
+  upload_marker next{decoded(page.text_of("NextKeyMarker"), encoded).value_or(""),
+                     std::string(page.text_of("NextUploadIdMarker"))};
+  if (next.key.empty()) fail_answer("a listing that never ends");
+  return next;
+}
+
 CAIRN_BODY std::vector<open_upload> s3_bucket::uploads(const std::string& prefix) {
   std::vector<open_upload> found;
-  std::string key_marker;
-  std::string id_marker;
-  std::set<std::pair<std::string, std::string>> seen;
-  for (;;) {
-    s3_request r{.method = "GET"};
-    r.query = {{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-uploads", "1000"}};
-    if (!key_marker.empty()) r.query.emplace_back("key-marker", key_marker);
-    if (!id_marker.empty()) r.query.emplace_back("upload-id-marker", id_marker);
-    const auto page = ask(std::move(r), "ListMultipartUploadsResult", "listing of unfinished uploads");
-    const bool encoded = page.text_of("EncodingType") == "url";
-    for (const auto& c : page.children) {
-      if (c.name != "Upload") continue;
-      auto key = key_of(c, encoded);
-      std::string id(c.text_of("UploadId"));
-      if (!key || !key->starts_with(prefix) || id.empty() || id.size() > 4096) continue;
-      found.push_back({std::move(*key), std::move(id), std::string(c.text_of("Initiated"))});
-    }
-    if (page.text_of("IsTruncated") != "true") return found;
-    key_marker = decoded(page.text_of("NextKeyMarker"), encoded).value_or("");
-    id_marker = page.text_of("NextUploadIdMarker");
-    if (key_marker.empty() || !seen.emplace(key_marker, id_marker).second)
-      fail_answer("a listing that never ends");
+  std::set<upload_marker> seen;
+  for (upload_marker next;;) {
+    next = add_uploads(prefix, next, found);
+    if (next.key.empty()) return found;
+    if (!seen.insert(next).second) fail_answer("a listing that never ends");
   }
+}
+
+CAIRN_BODY std::vector<open_upload> s3_bucket::uploads(std::span<const std::string> prefixes) {
+  std::vector<open_upload> found;
+  if (prefixes.empty()) return found;
+  std::string shared = prefixes.front();
+  for (const auto& prefix : prefixes)
+    shared.resize(static_cast<std::size_t>(
+        std::mismatch(shared.begin(), shared.end(), prefix.begin(), prefix.end()).first - shared.begin()));
+  if (add_uploads(shared, {}, found).key.empty()) {
+    detail::erase_if(found, [&](const open_upload& u) {
+      return !detail::any_of(prefixes, [&](const auto& prefix) { return u.key.starts_with(prefix); });
+    });
+    return found;
+  }
+  // What others have begun below the same beginning may be pages over pages.
+  found.clear();
+  std::vector<std::vector<open_upload>> parts(prefixes.size());
+  thread_pool().run(prefixes.size(), client.options().in_flight,
+                    [&](std::size_t i) { parts[i] = uploads(prefixes[i]); });
+  for (auto& part : parts)
+    found.insert(found.end(), std::make_move_iterator(part.begin()), std::make_move_iterator(part.end()));
+  return found;
 }
 
 CAIRN_BODY std::string s3_bucket::begun(const s3_call& call, std::string_view doing) {
