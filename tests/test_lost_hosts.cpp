@@ -164,6 +164,36 @@ struct links_without_some {
   }
 };
 
+/// Puts what it receives where its caller wants it, whenever it may.
+class landing_communicator {
+ public:
+  using cairn_role = role::communicator;
+  /// `landed` counts; null: nothing lands.
+  landing_communicator(dying_communicator inner, std::shared_ptr<std::atomic<int>> landed)
+      : inner_(std::move(inner)), landed_(std::move(landed)) {}
+  [[nodiscard]] int rank() const { return inner_.rank(); }
+  [[nodiscard]] int size() const { return inner_.size(); }
+  void send(int to, std::span<const std::byte> bytes, deadline until) { inner_.send(to, bytes, until); }
+  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
+    return inner_.receive(from, until);
+  }
+  [[nodiscard]] borrowed_message borrow_into(int from, std::size_t first, std::span<std::byte> rest,
+                                             deadline until) {
+    borrowed_message message{inner_.receive(from, until), {}};
+    if (landed_ == nullptr || message.sent.size() != first + rest.size()) return message;
+    std::copy(message.sent.begin() + static_cast<std::ptrdiff_t>(first), message.sent.end(), rest.begin());
+    message.sent.resize(first);
+    message.landed = true;
+    ++*landed_;
+    return message;
+  }
+
+ private:
+  dying_communicator inner_;
+  std::shared_ptr<std::atomic<int>> landed_;
+};
+static_assert(LandsMessages<landing_communicator>);
+
 /// The hosts of a job, by name, and its store.
 struct job {
   scratch_directory memory{"/dev/shm"};
@@ -177,6 +207,7 @@ struct job {
   std::shared_ptr<lost_offers> lost_on_way = std::make_shared<lost_offers>();
   int dies = -1;  // a rank, after so many messages
   int messages = 0;
+  std::shared_ptr<std::atomic<int>> landed;  // messages that came where they belong; null: none may
 
   [[nodiscard]] std::string tier(const std::string& host) const { return memory.path() + "/" + host; }
   void lose(const std::string& host) const { fs::remove_all(tier(host)); }
@@ -188,7 +219,8 @@ struct job {
       return any_checkpointer(checkpointer{
           file_store{disk.path() + "/store"}, local_tier{tier(host), {.keep = keep, .copy = {.threads = 1}}},
           persist{.every = persist_every}, std::move(redundancy), links_without_some{links, lost_on_way},
-          dying_communicator(group.communicator(rank), rank == dies ? messages : 1'000'000),
+          landing_communicator(
+              dying_communicator(group.communicator(rank), rank == dies ? messages : 1'000'000), landed),
           told_events(result, mutex),
           checkpointer_options{.peer_timeout = std::chrono::minutes(2), .max_restarts = 0, .quiet = true}});
     };
@@ -284,6 +316,23 @@ TEST_CASE("each host that is lost costs no step") {
     CHECK(last.resumed == 5);
     CHECK(last.right == 4);
     CHECK(left_in(j.memory.path()) == "");
+  }
+}
+
+TEST_CASE("an image that comes where it belongs is the one that was lost") {
+  job j;
+  j.with_own = true;
+  j.hosts = names_of(4, 4);
+  j.landed = std::make_shared<std::atomic<int>>(0);
+  j.run(3);
+  for (int lost = 0; lost < 4; ++lost) {
+    CAPTURE(lost);
+    j.lose("host" + std::to_string(lost));
+    const auto again = j.run(4 + lost);
+    CHECK(again.resumed == 3 + lost);
+    CHECK(again.right == 4);
+    CHECK(again.warned == 0);
+    CHECK(j.landed->exchange(0) > 0);
   }
 }
 
@@ -650,6 +699,10 @@ TEST_CASE("what a limit of open files hides is not taken for missing") {
 // survives: piece-flipped
 TEST_CASE("a piece with a flipped bit is not used, and an older step is taken that loads") {
   job j;
+  SUBCASE("") {}
+  SUBCASE("it comes where it would belong") {
+    j.landed = std::make_shared<std::atomic<int>>(0);
+  }
   j.persist_every = 2;
   j.hosts = names_of(4, 4);
   j.run(3);
@@ -662,6 +715,7 @@ TEST_CASE("a piece with a flipped bit is not used, and an older step is taken th
   CHECK(again.right == 4);
   CHECK(again.resumed == 2);
   CHECK(again.warned + again.passed_over > 0);
+  if (j.landed != nullptr) CHECK(*j.landed > 0);
 }
 
 // survives: killed-in-recovery
