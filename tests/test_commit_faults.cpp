@@ -265,6 +265,19 @@ TEST_CASE("a coordinator whose own data was removed commits nothing") {
   CHECK(d.reader.list().empty());
 }
 
+TEST_CASE("of ranks whose data another commit removed nothing is committed, though the mark is gone, too") {
+  by_hand d;
+  cairn::state_dict ranks[2];
+  for (const std::int64_t rank : {0, 1}) ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});
+  world_save<cairn::safetensors_writer<memory>> save(d.writer, {&ranks[0], &ranks[1]}, 5, {1, 2});
+  save.write(1);
+  d.objects.remove(cairn::data_key(5, 1, save.context(1).attempt, 0));
+  save.write(0);
+  CHECK(failure_of([&] { save.commit(); }).id == error_id::storage_aborted);
+  CHECK(d.reader.list().empty());
+  CHECK_FALSE(d.objects.size(cairn::manifest_key(5)).has_value());
+}
+
 TEST_CASE("a manifest that arrives after its save failed is no checkpoint, and blocks nothing") {
   by_hand d;
   d.save(1).run();
@@ -297,6 +310,11 @@ TEST_CASE("a manifest that arrives after its save failed is no checkpoint, and b
   }
   SUBCASE("and so does who removes the step") {
     d.writer.remove(2);
+    CHECK(d.keys().size() == 3 + 1);
+    // Even where the request takes effect twice: the mark is there until another run has begun.
+    REQUIRE(d.objects.publish_new(cairn::manifest_key(2), late));
+    CHECK(d.reader.list() == std::vector<std::int64_t>{1});
+    CHECK(d.writer.clean({41, 42}) == 1);
     CHECK(d.keys().size() == 3);
   }
 }

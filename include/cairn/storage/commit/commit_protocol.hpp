@@ -7,9 +7,12 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/attempts_under_way.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/vector.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -129,16 +132,20 @@ class commit_protocol {
   /// Checks that nobody has removed this rank's data outside of the protocol, for example by hand. One
   /// request for each file.
   void check_files(const save_context& c, const file_placement& place, std::uint32_t files) const;
-  /// `files`: this rank's files, whose existence is checked before.
-  void publish_manifest(const save_context& c, std::span<const std::byte> bytes, const file_placement& place,
-                        std::uint32_t files, deadline until) const;
+  /// `bytes`: of `m`. `files`: this rank's files, whose existence is checked before. Withdraws the manifest where the
+  /// attempt was ended, or a file that it names is gone. Returns the objects of the step, listed after that.
+  detail::vector<detail::step_object> publish_manifest(const save_context& c, const manifest& m,
+                                                       std::span<const std::byte> bytes, std::uint32_t files,
+                                                       deadline until) const;
+  /// Whether all files of a manifest's own attempt are there. One request for each that was not listed.
+  [[nodiscard]] bool is_whole(const manifest& m, const detail::vector<detail::step_object>& objects) const;
 
   /// Aborts the other attempts of the step and removes their files. If several attempts do this at once,
   /// the one whose claim is first goes on.
   void end_other_attempts(const save_context& c, const file_placement& place, deadline until) const;
   void claim(const save_context& c, deadline until) const;
-  /// Removes everything of other attempts beside the manifest of this attempt.
-  void remove_foreign(const save_context& c) const;
+  /// Removes everything of other attempts, of these objects, beside the manifest of this attempt.
+  void remove_foreign(const save_context& c, detail::vector<detail::step_object> objects) const;
 
   any_store store_;
   detail::step_objects objects_;

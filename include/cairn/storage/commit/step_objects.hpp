@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/function_ref.hpp>
@@ -36,6 +37,9 @@ class step_objects {
   /// a checkpoint. `bytes`: those of the manifest; false for a damaged one. Costs one request where there
   /// is no mark.
   [[nodiscard]] bool is_late_manifest(std::int64_t step, std::span<const std::byte> bytes) const;
+  /// A file of its own attempt that a manifest names and that is not among these objects of its step; nothing where all are.
+  [[nodiscard]] static std::optional<object_name> missing_in(const manifest& m,
+                                                             const vector<step_object>& objects);
   /// Removes the manifest if is_late_manifest(); true if it did.
   [[nodiscard]] bool remove_late_manifest(std::int64_t step) const;
   /// Returns the steps of these keys, ascending, that have a manifest, without late manifests. Reads only
@@ -57,7 +61,12 @@ class step_objects {
   template <class IsForeign>
   std::uint64_t remove_beside(std::int64_t step, std::uint64_t keep, const std::exception_ptr& why,
                               IsForeign is_foreign) const {
-    auto objects = objects_of(step);
+    return remove_beside(objects_of(step), step, keep, why, is_foreign);
+  }
+  /// The same of these objects.
+  template <class IsForeign>
+  std::uint64_t remove_beside(vector<step_object> objects, std::int64_t step, std::uint64_t keep,
+                              const std::exception_ptr& why, IsForeign is_foreign) const {
     const auto aside = quarantined_attempts(objects);
     detail::erase_if(objects, [&](const auto& o) {
       return !is_foreign(o) || o.is_quarantined() || (o.is_file() && is_among(aside, o.name.attempt));

@@ -92,8 +92,9 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   for (const auto& o : objects_.objects_of(step)) {
     if (o.own && o.name.kind == object_kind::manifest) continue;
     if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
-    // Others may rely on a mark; clean() removes it when nobody does.
-    if (o.is_mark() && o.name.attempt != removed) continue;
+    // Others may rely on a mark, and a manifest that was published twice may come back beside it; clean() removes it
+    // when nobody does.
+    if (o.is_mark()) continue;
     keys.push_back(o.key);
   }
   objects_.remove_all(keys);
@@ -108,7 +109,7 @@ CAIRN_BODY bool checkpoint_catalog::remove_attempt(save_attempt attempt) const {
   const auto aside = objects_.quarantined_attempts(objects);
   if (detail::is_among(aside, attempt.attempt)) return false;  // moved aside meanwhile: its data stays
   const auto goes = [&](const auto& o) {
-    return o.is_quarantined() || (o.is_mark() && o.name.attempt == attempt.attempt) ||
+    return o.is_quarantined() ||
            (o.is_file() && (o.name.attempt == attempt.attempt || detail::is_among(aside, o.name.attempt)));
   };
   objects_.remove_those(objects, goes);

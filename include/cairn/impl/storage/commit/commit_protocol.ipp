@@ -81,6 +81,7 @@ CAIRN_BODY void commit_protocol::publish(const save_context& c, record& r) const
 
 CAIRN_BODY void commit_protocol::commit(const save_context& c, const metadata& content,
                                         deadline until) const {
+  detail::vector<detail::step_object> objects;
   try {
     manifest m;
     m.run = c.run;
@@ -95,7 +96,7 @@ CAIRN_BODY void commit_protocol::commit(const save_context& c, const metadata& c
     for (const auto& h : records.collect(until))
       m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
     end_other_attempts(c, m.placement, until);
-    publish_manifest(c, encode_manifest(m), m.placement, m.records.front().files, until);
+    objects = publish_manifest(c, m, encode_manifest(m), m.records.front().files, until);
     if (c.world_size > 1) store_.note_durable(manifest_key(c.step));
   } catch (...) {
     // Where another attempt's manifest stands, this attempt can never be committed and needs no mark.
@@ -104,7 +105,7 @@ CAIRN_BODY void commit_protocol::commit(const save_context& c, const metadata& c
   }
   attempts_->end(c);
   try {
-    remove_foreign(c);
+    remove_foreign(c, std::move(objects));
   } catch (...) {  // the checkpoint exists; clean() removes what is left
   }
 }
@@ -119,9 +120,9 @@ CAIRN_BODY void commit_protocol::adopt(std::int64_t step, std::span<const std::b
                        .world_size = m.content.world_size};
   objects_.throw_if_aborted(c.step, c.attempt);
   end_other_attempts(c, m.placement, until);
-  publish_manifest(c, manifest_bytes, m.placement, 0, until);
+  auto objects = publish_manifest(c, m, manifest_bytes, 0, until);
   try {
-    remove_foreign(c);
+    remove_foreign(c, std::move(objects));
   } catch (...) {  // as in commit()
   }
 }
@@ -217,9 +218,10 @@ CAIRN_BODY void commit_protocol::check_files(const save_context& c, const file_p
            {.rank = c.rank, .file = key});
 }
 
-CAIRN_BODY void commit_protocol::publish_manifest(const save_context& c, std::span<const std::byte> bytes,
-                                                  const file_placement& place, std::uint32_t files,
-                                                  deadline until) const {
+CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest(
+    const save_context& c, const manifest& m, std::span<const std::byte> bytes, std::uint32_t files,
+    deadline until) const {
+  const auto& place = m.placement;
   objects_.throw_if_aborted(c.step, c.attempt);
   check_files(c, place, files);
   const auto key = manifest_key(c.step);
@@ -228,17 +230,36 @@ CAIRN_BODY void commit_protocol::publish_manifest(const save_context& c, std::sp
                               [&] { return store_.publish_new(key, bytes); });
   };
   while (!publish() && !objects_.committed_by(c.step, c.attempt)) wait_for_ended_manifest(c, place, until);
-  // If one of these two requests fails, this rank fails but leaves the manifest: others may have relied on
-  // it.
+  // If one of these requests fails, this rank fails but leaves the manifest: others may have relied on it.
   const auto ended = aborted_key(c.step, c.attempt);
   const auto mark_bytes = store_.read_all(ended, detail::max_mark_bytes);
-  const bool whole = store_.size(record_key(c.step, c.rank, c.attempt, place)).has_value();
-  if (!mark_bytes && whole) return;
+  bool whole = store_.size(record_key(c.step, c.rank, c.attempt, place)).has_value();
+  detail::vector<detail::step_object> objects;
+  if (!mark_bytes && whole) {
+    // Whoever ended this attempt before its record was there may have removed what others had written, and then the
+    // mark: looked at after the mark.
+    objects = objects_.objects_of(c.step);
+    whole = is_whole(m, objects);
+    if (whole) return objects;
+  }
   (void)store_.remove_if(key, bytes);
   if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
   // There is no mark, but files are missing: a mark was there and was removed.
   fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
        {.file = key});
+}
+
+CAIRN_BODY bool commit_protocol::is_whole(const manifest& m,
+                                          const detail::vector<detail::step_object>& objects) const {
+  // A listing may be old (network file systems), a look at an object is not.
+  auto listed = objects;
+  while (const auto missing = detail::step_objects::missing_in(m, listed)) {
+    auto key = object_key(m.step, *missing, m.placement);
+    if (!store_.size(key) && (missing->kind != object_kind::data || !store_.size(compressed_key(key))))
+      return false;
+    listed.push_back({std::move(key), *missing, true, false});
+  }
+  return true;
 }
 
 CAIRN_BODY void commit_protocol::end_other_attempts(const save_context& c, const file_placement& place,
@@ -287,10 +308,12 @@ CAIRN_BODY void commit_protocol::claim(const save_context& c, deadline until) co
   }
 }
 
-CAIRN_BODY void commit_protocol::remove_foreign(const save_context& c) const {
-  (void)objects_.remove_beside(c.step, c.attempt, detail::superseded(c.step, c.run), [&](const auto& o) {
-    return !o.own || (o.name.kind != object_kind::manifest && o.name.attempt != c.attempt);
-  });
+CAIRN_BODY void commit_protocol::remove_foreign(const save_context& c,
+                                                detail::vector<detail::step_object> objects) const {
+  (void)objects_.remove_beside(
+      std::move(objects), c.step, c.attempt, detail::superseded(c.step, c.run), [&](const auto& o) {
+        return !o.own || (o.name.kind != object_kind::manifest && o.name.attempt != c.attempt);
+      });
 }
 
 }  // namespace v1
