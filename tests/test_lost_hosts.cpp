@@ -44,6 +44,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -114,7 +115,7 @@ class told_events {
     const std::lock_guard lock(*mutex_);
     using event = observation::event;
     if (what.kind == event::fell_back) ++to_->passed_over;
-    if (what.kind == event::warning) ++to_->warned, to_->warning = what.text;
+    if (what.kind == event::warning) ++to_->warned, (to_->warning += what.text) += "\n";
     if (what.kind == event::loaded && what.rank == 0)
       to_->from_tier = what.load->from_tier, to_->sources = what.load->sources;
   }
@@ -415,21 +416,28 @@ TEST_CASE("ranks that never learn whether all hold a save say so once, and what 
   const thread_link_group links(4);
   run_result result;
   std::mutex mutex;
+  // Others come, too: on a busy machine a link that takes long is warned of.
+  const auto times_told = [&] {
+    constexpr std::string_view what = "does not know whether all ranks hold them";
+    int times = 0;
+    for (auto at = result.warning.find(what); at != std::string::npos; at = result.warning.find(what, at + 1))
+      ++times;
+    return times;
+  };
   on_all_ranks(4, [&](int rank) {
     model m(rank, 4, false);
     auto ckpt = j.make(rank, group, links, result, mutex);
     static_cast<void>(ckpt.resume(m.state));
     const auto told = [&] {
       const std::lock_guard lock(mutex);
-      return result.warned > 0;
+      return times_told() > 0;
     };
     std::int64_t step = 0;
     do ckpt.save(m.state, ++step).wait_held();
     while (!ckpt.any_rank(told()) && step < 500);
   });
-  CHECK(result.warned >= 1);
-  CHECK(result.warned <= 4);  // of each rank one
-  CHECK(result.warning.find("does not know whether all ranks hold them") != std::string::npos);
+  CHECK(times_told() >= 1);
+  CHECK(times_told() <= 4);  // of each rank one
   CHECK(result.warning.find("ports") != std::string::npos);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_redundancy.hpp>
 #include <cairn/concepts/image_rebuilder.hpp>
+#include <cairn/concepts/image_tier.hpp>
 
 #include <cstdint>
 #include <memory>

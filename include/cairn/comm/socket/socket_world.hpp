@@ -2,6 +2,7 @@
 // opt-in: cairn::links
 #pragma once
 #include <cairn/comm/socket/socket_service.hpp>
+#include <cairn/concepts/communicator.hpp>
 #include <cairn/links/link_key.hpp>
 #include <cairn/model/peer_watch.hpp>
 #include <cairn/system/deadline.hpp>

@@ -6,6 +6,7 @@
 #include <cairn/storage/compressed/compressed_file.hpp>
 #include <cairn/storage/compressed/compressed_object.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/shared.hpp>
 
