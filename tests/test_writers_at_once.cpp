@@ -9,6 +9,12 @@
 #include <cairn/cairn.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/commit/step_objects.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/storage/safetensors_writer.hpp>
+#include <cairn/stores/memory_store.hpp>
 #include <cairn/tiers/local_tier.hpp>
 #include <support/faulty_store.hpp>
 #include <support/process_ranks.hpp>
@@ -21,6 +27,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -201,6 +208,117 @@ TEST_CASE("close() lets all ranks write at once") {
       else
         on_rank(how, me, store, save);
     }));
+  }
+}
+
+/// One rank's write of a save of a large world, whose time advances only while it waits.
+class one_of_many final : public cairn::detail::simulated_waits {
+ public:
+  static constexpr std::int32_t ranks = 16'384;
+  static constexpr std::int32_t writers = 16;
+
+  explicit one_of_many(std::int32_t rank, cairn::any_store s)
+      : store(std::move(s)),
+        writer(store, cairn::commit_options{}),
+        protocol_(store, cairn::commit_options{}) {
+    context.run = {1, 2}, context.step = 1, context.attempt = cairn::attempt_of(context.run, 1, 1);
+    context.rank = rank, context.world_size = ranks, context.writers_at_once = writers;
+  }
+  /// Writes; `failed`: an image that was given up.
+  void write(bool failed = false) {
+    cairn::save_plan plan;
+    cairn::write_item item;
+    item.name = "a", item.type = cairn::dtype::u8, item.global = {4}, item.box = {{0}, {4}}, item.bytes = 4;
+    plan.items.push_back(item);
+    const std::uint64_t sizes[] = {4};
+    const auto layout = std::make_shared<cairn::image_layout>(writer.layout(plan, sizes, context.rank));
+    const auto control = std::make_shared<cairn::image_control>();
+    std::vector<std::uint64_t> digests(static_cast<std::size_t>(layout->blocks));
+    std::vector<std::byte> bytes(static_cast<std::size_t>(layout->bytes));
+    if (failed)
+      control->fail();
+    else
+      control->advance(layout->bytes), control->release();
+    const cairn::staged_image image(layout, control, bytes, digests, false, nullptr);
+    cairn::detail::current_simulated_waits = this;
+    try {
+      (void)writer.write(context, image, cairn::deadline::never());
+    } catch (...) {
+      cairn::detail::current_simulated_waits = nullptr;
+      throw;
+    }
+    cairn::detail::current_simulated_waits = nullptr;
+  }
+  /// When the turn of a rank ends: each one writes for a second.
+  [[nodiscard]] static std::chrono::nanoseconds end_of(std::int32_t rank) {
+    return std::chrono::seconds(rank / writers + 1);
+  }
+  void put_record(std::int32_t rank) {
+    auto c = context;
+    c.rank = rank;
+    cairn::record r;
+    cairn::detail::identify(r, c);
+    store.put_new(record_of(rank), cairn::encode_record(r));
+  }
+  [[nodiscard]] std::string record_of(std::int32_t rank) const {
+    return cairn::record_key(1, rank, context.attempt, protocol_.placement(context));
+  }
+
+  bool wait(std::chrono::nanoseconds pause, cairn::deadline until) override {
+    now += pause, ++waits;
+    for (auto rank = context.rank % writers; rank < context.rank; rank += writers)
+      if (now >= end_of(rank) && !store.size(record_of(rank))) put_record(rank);
+    return !passed(until);
+  }
+  bool passed(cairn::deadline until) const override { return until.left() <= now; }
+  void try_again(std::function<bool()>) override {}
+
+  cairn::any_store store;
+  cairn::safetensors_writer_base writer;
+  cairn::save_context context;
+  std::chrono::nanoseconds now{0};
+  int waits = 0;
+
+ private:
+  cairn::commit_protocol protocol_;
+};
+
+TEST_CASE("in a large world turns follow each other at once, and ranks far from theirs ask seldom") {
+  for (const std::int32_t rank : {4'000, 4'005, 4'010, 4'015}) {
+    one_of_many job(rank, cairn::any_store(cairn::memory_store()));
+    job.write();
+    const auto due = one_of_many::end_of(rank - one_of_many::writers);
+    CHECK(job.now >= due);
+    CHECK(job.now < due + std::chrono::milliseconds(100));
+    CHECK(job.waits < 1'000);
+  }
+}
+
+TEST_CASE("a rank whose image was given up does not wait for its turn to say so") {
+  one_of_many job(4'000, cairn::any_store(cairn::memory_store()));
+  CHECK_THROWS(job.write(true));
+  CHECK(job.waits == 0);
+}
+
+TEST_CASE("a rank in whose wait the attempt ends says why it ended, where the record that it reads is gone") {
+  const auto faults = std::make_shared<store_faults>();
+  const cairn::memory_store objects;
+  one_of_many job(one_of_many::writers,
+                  cairn::any_store(cairn_test::faulty_store<cairn::memory_store>(objects, faults)));
+  job.put_record(0);
+  faults->add({.kind = store_call::read, .key_contains = ".record", .action = [&](std::string_view key) {
+                 auto other = objects;
+                 other.remove(key);
+                 const cairn::detail::step_objects step{cairn::any_store(objects)};
+                 step.require_mark(
+                     1, job.context.attempt,
+                     cairn::make_failure(cairn::error_id::storage_no_space, "rank 7 is out of space"));
+               }});
+  try {
+    job.write();
+    FAIL("it writes");
+  } catch (const cairn::error& e) {
+    CHECK(e.message().find("rank 7 is out of space") != std::string::npos);
   }
 }
 

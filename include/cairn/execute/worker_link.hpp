@@ -33,7 +33,7 @@ enum class frame_kind : std::uint16_t {
   question = 9,   ///< worker: for what no description holds, such as credentials; see ask_trainer
   answer = 10,    ///< trainer: to a question
 };
-inline constexpr std::uint16_t worker_protocol = 6;
+inline constexpr std::uint16_t worker_protocol = 7;
 
 /// One message: bytes, and descriptors that go with it.
 struct worker_frame {

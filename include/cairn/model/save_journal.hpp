@@ -27,10 +27,10 @@ enum class span_kind : std::uint8_t {
   copy,
   copy_and_hash,
   // Whoever writes.
-  save,    ///< the whole job
-  await,   ///< for bytes to be copied (and hashed), for training to confirm, or for ranks that share files
-  write,   ///< handing bytes to the store
-  sync,    ///< making them durable under their names
+  save,   ///< the whole job
+  await,  ///< for bytes to be copied (and hashed), for training to confirm, for ranks that share files, or for a turn to write
+  write,  ///< handing bytes to the store
+  sync,   ///< making them durable under their names
   record,  ///< publishing what was written
   commit,  ///< collecting the records of all ranks and publishing the manifest, or waiting for that
   // A thread that helps it.

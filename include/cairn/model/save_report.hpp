@@ -44,7 +44,8 @@ struct save_report {
   /// that copied (and hashed, in the same pass).
   process_share copying;
   /// Writing by the trainer or its worker process. `seconds`: until the bytes were durable; in an
-  /// overlapped save with the time in which the writer waited for bytes to be copied. `cpu_seconds`: with
+  /// overlapped save with the time in which the writer waited for bytes to be copied, and with
+  /// persist{.writers_at_once} for its turn. `cpu_seconds`: with
   /// the commit, of the thread that saved and of those that helped it to hash and write with file_store;
   /// for a worker, of the whole process.
   process_share writing;

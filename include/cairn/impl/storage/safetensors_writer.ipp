@@ -248,26 +248,43 @@ CAIRN_BODY void safetensors_writer_base::inside::await_turn(const save_context& 
                                                             deadline until) const {
   if (c.writers_at_once == 0) return;
   const auto place = protocol_.placement(c);
-  const auto files = std::max(c.writers_at_once / place.ranks_per_file, 1);
-  const auto before = place.first_of(c.rank) - files * place.ranks_per_file;
+  const auto writers = std::max(c.writers_at_once / place.ranks_per_file, 1) * place.ranks_per_file;
+  const auto before = place.first_of(c.rank) - writers;
   if (before < 0) return;
+  const span_note span(image.notes().journal.get(), span_kind::await);
   const auto key = record_key(c.step, before, c.attempt, place);
   const auto& store = protocol_.store();
-  detail::poll_backoff pause(c.attempt, c.rank, c.world_size);
-  for (std::uint64_t poll = 1; !store.size(key); ++poll) {
-    if (poll % detail::polls_for_own_record == 0) protocol_.check_open(c);
-    if (image.control()->write_limit_lifted()) return;
-    if (c.peers != nullptr && c.peers->is_gone(before) && !store.size(key))
-      fail(error_id::peer_lost, "the rank after which this one was to write is gone", {.rank = before});
-    if (!pause.wait(until))
-      fail(error_id::timeout_write, "the rank after which this one was to write has not written in time",
-           {.rank = before, .file = key});
+  const files_under_way::note note(image.notes().files, key);  // what this rank's save waits for
+  // False: this rank need not wait any more.
+  const auto await = [&](std::int32_t rank, std::int32_t polling) {
+    const auto awaited = record_key(c.step, rank, c.attempt, place);
+    detail::poll_backoff pause(c.attempt, c.rank, polling);
+    for (std::uint64_t poll = 1; !store.size(awaited); ++poll) {
+      if (poll % detail::polls_for_own_record == 0) protocol_.check_open(c);
+      if (image.control()->write_limit_lifted() || image.failed()) return false;
+      if (c.peers != nullptr && c.peers->is_gone(rank) && !store.size(awaited))
+        fail(error_id::peer_lost, "the rank after which this one was to write is gone", {.rank = rank});
+      if (!pause.wait(until))
+        fail(error_id::timeout_write, "the rank after which this one was to write has not written in time",
+             {.rank = rank, .file = awaited});
+    }
+    return true;
+  };
+  // Whoever polls in a large world does so seldom. Those whose turn is near poll often: else each turn would end with
+  // a pause, and all of them one after another.
+  constexpr std::int32_t near = 8;
+  if (const auto far = before - near * writers; far >= 0 && !await(far, c.world_size)) return;
+  if (!await(before, std::min(c.world_size, (near + 1) * writers)) || place.shared()) return;
+  try {
+    std::array<std::byte, record_header_bytes> header;
+    const read_range range{key, 0, header};
+    store.read({&range, 1});
+    if (decode_record_header(header, key).failed) protocol_.objects().throw_failure_in(key);
+  } catch (const error& e) {
+    // Where the attempt has ended, its records go.
+    if (e.id() == error_id::storage_not_found) protocol_.check_open(c);
+    throw;
   }
-  if (place.shared()) return;
-  std::array<std::byte, record_header_bytes> header;
-  const read_range range{key, 0, header};
-  store.read({&range, 1});
-  if (decode_record_header(header, key).failed) protocol_.objects().throw_failure_in(key);
 }
 
 CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, const staged_image& image,
