@@ -7,6 +7,7 @@
 #include <cairn/manage/import_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
 #include <cairn/safetensors_files.hpp>
+#include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/file_store.hpp>
@@ -196,13 +197,15 @@ void look_and_end(const cairn::memory_store& source, cairn::any_store target) {
   CHECK(!cairn::import_safetensors(cairn::safetensors_files(source).reader(), target, ended).complete);
 }
 
-/// Saves step 0; `meanwhile` runs when all is written but the manifest.
+/// Saves step 0; `meanwhile` runs when all is written but the manifest, or right after that.
 template <class Store>
-std::vector<std::int64_t> save_step(const Store& store, const std::function<void()>& meanwhile) {
+std::vector<std::int64_t> save_step(const Store& store, const std::function<void()>& meanwhile,
+                                    bool after = false) {
   const auto faults = std::make_shared<cairn_test::store_faults>();
-  faults->add({.kind = cairn_test::store_call::publish_new, .key_contains = "manifest", .action = [&](auto) {
-                 meanwhile();
-               }});
+  faults->add({.kind = cairn_test::store_call::publish_new,
+               .after = after,
+               .key_contains = "manifest",
+               .action = [&](auto) { meanwhile(); }});
   std::vector<float> w(1'000, 1.0F);
   cairn::state_dict state;
   state.tensor("w", w, {1'000});
@@ -220,6 +223,23 @@ TEST_CASE("an import leaves a save of its step that is under way alone") {
   const auto saved = save_step(files, [&] { look_and_end(source, cairn::any_store(files)), ++tried; });
   CHECK(tried == 1);
   CHECK(saved == std::vector<std::int64_t>{0});
+}
+
+TEST_CASE("what a killed import left is looked for beside a save that has just published its manifest") {
+  const cairn_test::scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  const cairn::checkpoint_catalog catalog{cairn::any_store(files)};
+  int tried = 0;
+  const auto saved = save_step(
+      files,
+      [&] {
+        CHECK(catalog.clean_abandoned(0, {7, 7}) == 0);
+        ++tried;
+      },
+      true);
+  CHECK(tried == 1);
+  CHECK(saved == std::vector<std::int64_t>{0});
+  CHECK(cairn::any_store(files).keys("step-00000000/aborted.").empty());
 }
 
 TEST_CASE("an import leaves a save alone that begins while it looks for what a killed one left") {

@@ -37,9 +37,8 @@ class step_objects {
   /// a checkpoint. `bytes`: those of the manifest; false for a damaged one. Costs one request where there
   /// is no mark.
   [[nodiscard]] bool is_late_manifest(std::int64_t step, std::span<const std::byte> bytes) const;
-  /// A file of its own attempt that a manifest names and that is not among these objects of its step; nothing where all are.
-  [[nodiscard]] static std::optional<object_name> missing_in(const manifest& m,
-                                                             const vector<step_object>& objects);
+  /// The files of its own attempt that a manifest names and that are not among these objects of its step.
+  [[nodiscard]] static vector<object_name> missing_in(const manifest& m, const vector<step_object>& objects);
   /// Removes the manifest if is_late_manifest(); true if it did.
   [[nodiscard]] bool remove_late_manifest(std::int64_t step) const;
   /// Returns the steps of these keys, ascending, that have a manifest, without late manifests. Reads only

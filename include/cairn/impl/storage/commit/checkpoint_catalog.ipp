@@ -220,8 +220,10 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_abandoned(std::int64_t step, 
   const auto attempts = detail::attempts_in(objects, std::nullopt);
   if (!by_announcements)
     for (const auto& a : attempts) add(a.attempt);
-  // Asked after the listings: an attempt that begins from now on is not among them.
+  // Asked after the listings: an attempt that begins from now on is not among them. One that is committed counts as
+  // dead there, and must get no mark; while its manifest is not there, its writers live.
   const auto live = live_saves(run, detail::look_at_steps(store_, prefix));
+  if (store_.size(manifest_key(step))) return 0;
   detail::erase_if(ended, [&](auto attempt) { return detail::contains(live, save_attempt{step, attempt}); });
   const auto is_marked = [&](auto attempt) {
     return detail::any_of(attempts, [&](const auto& a) { return a.attempt == attempt && a.marked; });

@@ -252,12 +252,10 @@ CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest
 CAIRN_BODY bool commit_protocol::is_whole(const manifest& m,
                                           const detail::vector<detail::step_object>& objects) const {
   // A listing may be old (network file systems), a look at an object is not.
-  auto listed = objects;
-  while (const auto missing = detail::step_objects::missing_in(m, listed)) {
-    auto key = object_key(m.step, *missing, m.placement);
-    if (!store_.size(key) && (missing->kind != object_kind::data || !store_.size(compressed_key(key))))
+  for (const auto& missing : detail::step_objects::missing_in(m, objects)) {
+    const auto key = object_key(m.step, missing, m.placement);
+    if (!store_.size(key) && (missing.kind != object_kind::data || !store_.size(compressed_key(key))))
       return false;
-    listed.push_back({std::move(key), *missing, true, false});
   }
   return true;
 }

@@ -46,32 +46,28 @@ CAIRN_BODY bool step_objects::is_late_manifest(std::int64_t step, std::span<cons
     (void)decode_manifest_header(bytes, key, m);
     if (m.step != step || !store_.size(aborted_key(step, m.attempt))) return false;
     m = decode_manifest(bytes, key);
-    return missing_in(m, objects_of(step)).has_value();
+    return !missing_in(m, objects_of(step)).empty();
   } catch (const corrupt_error&) {
   }
   return false;
 }
 
-CAIRN_BODY std::optional<object_name> step_objects::missing_in(const manifest& m,
-                                                               const vector<step_object>& objects) {
+CAIRN_BODY vector<object_name> step_objects::missing_in(const manifest& m,
+                                                        const vector<step_object>& objects) {
   const auto of = [](const object_name& o) { return std::tuple(o.rank, o.kind, o.index); };
   vector<std::tuple<std::int32_t, object_kind, std::uint32_t>> files;
   for (const auto& o : objects)
     if (o.is_file() && o.name.attempt == m.attempt) files.push_back(of(o.name));
   detail::sort(files);
-  std::optional<object_name> missing;
-  const auto is_missing = [&](const object_name& wanted) {
-    if (std::binary_search(files.begin(), files.end(), of(wanted))) return false;
-    missing = wanted;
-    return true;
+  vector<object_name> missing;
+  const auto look = [&](const object_name& wanted) {
+    if (!std::binary_search(files.begin(), files.end(), of(wanted))) missing.push_back(wanted);
   };
   for (const auto& r : m.records) {
     if (r.step != m.step || r.attempt != m.attempt) continue;
-    if (!m.placement.shared() && is_missing({object_kind::record, r.rank, r.attempt, 0})) break;
+    if (!m.placement.shared()) look({object_kind::record, r.rank, r.attempt, 0});
     if (r.rank != m.placement.first_of(r.rank)) continue;
-    for (std::uint32_t k = 0; k < r.files && !missing; ++k)
-      (void)is_missing({object_kind::data, r.rank, r.attempt, k});
-    if (missing) break;
+    for (std::uint32_t k = 0; k < r.files; ++k) look({object_kind::data, r.rank, r.attempt, k});
   }
   return missing;
 }
