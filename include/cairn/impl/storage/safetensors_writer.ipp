@@ -272,9 +272,9 @@ CAIRN_BODY void safetensors_writer_base::inside::await_turn(const save_context& 
   };
   // Whoever polls in a large world does so seldom. Those whose turn is near poll often: else each turn would end with
   // a pause, and all of them one after another.
-  constexpr std::int32_t near = 8;
-  if (const auto far = before - near * writers; far >= 0 && !await(far, c.world_size)) return;
-  if (!await(before, std::min(c.world_size, (near + 1) * writers)) || place.shared()) return;
+  constexpr std::int32_t soon = 8;
+  if (const auto early = before - soon * writers; early >= 0 && !await(early, c.world_size)) return;
+  if (!await(before, std::min(c.world_size, (soon + 1) * writers)) || place.shared()) return;
   try {
     std::array<std::byte, record_header_bytes> header;
     const read_range range{key, 0, header};
