@@ -278,6 +278,19 @@ TEST_CASE("of ranks whose data another commit removed nothing is committed, thou
   CHECK_FALSE(d.objects.size(cairn::manifest_key(5)).has_value());
 }
 
+TEST_CASE("ranks of a save that another one ended learn of it, though the checkpoint of that one was removed") {
+  by_hand d;
+  cairn::state_dict ranks[2];
+  for (const std::int64_t rank : {0, 1}) ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});
+  world_save<cairn::safetensors_writer<memory>> save(d.writer, {&ranks[0], &ranks[1]}, 5, {1, 2});
+  save.write(1);
+  d.save(5, 1, 1).run();
+  d.writer.remove(5);
+  CHECK(d.reader.list().empty());
+  CHECK(failure_of([&] { save.write(0); }).id == error_id::storage_aborted);
+  CHECK(failure_of([&] { d.writer.await_commit(save.context(1), soon()); }).id == error_id::storage_aborted);
+}
+
 TEST_CASE("a manifest that arrives after its save failed is no checkpoint, and blocks nothing") {
   by_hand d;
   d.save(1).run();

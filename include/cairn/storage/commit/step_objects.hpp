@@ -56,7 +56,8 @@ class step_objects {
   /// Removes objects that are is_foreign() beside the manifest of `keep`, except those of quarantined
   /// checkpoints, and returns their number. It marks other attempts before it removes their files; after
   /// that the manifest must still exist and must not be one that its coordinator will withdraw, since
-  /// otherwise another attempt may become the checkpoint.
+  /// otherwise another attempt may become the checkpoint. These marks stay: the checkpoint may be removed while a rank
+  /// of such an attempt has not begun yet.
   template <class IsForeign>
   std::uint64_t remove_beside(std::int64_t step, std::uint64_t keep, const std::exception_ptr& why,
                               IsForeign is_foreign) const {
@@ -71,12 +72,8 @@ class step_objects {
       return !is_foreign(o) || o.is_quarantined() || (o.is_file() && is_among(aside, o.name.attempt));
     });
     if (objects.empty()) return 0;
-    std::vector<std::uint64_t> made;
-    for (const auto& a : attempts_in(objects, keep)) {
-      if (a.marked || a.files == 0) continue;
-      require_mark(step, a.attempt, why);
-      made.push_back(a.attempt);
-    }
+    for (const auto& a : attempts_in(objects, keep))
+      if (!a.marked && a.files != 0) require_mark(step, a.attempt, why);
     const auto stays = [&] { return !store_.size(aborted_key(step, keep)) && committed_by(step, keep); };
     std::vector<std::string> files, others;
     for (const auto& o : objects) (o.is_file() ? files : others).push_back(o.key);
@@ -84,7 +81,6 @@ class step_objects {
     remove_all(files);
     if (!stays()) return files.size();
     remove_all(others);
-    for (const auto attempt : made) store_.remove(aborted_key(step, attempt));
     return objects.size();
   }
 

@@ -310,7 +310,9 @@ CAIRN_BODY void commit_protocol::remove_foreign(const save_context& c,
                                                 detail::vector<detail::step_object> objects) const {
   (void)objects_.remove_beside(
       std::move(objects), c.step, c.attempt, detail::superseded(c.step, c.run), [&](const auto& o) {
-        return !o.own || (o.name.kind != object_kind::manifest && o.name.attempt != c.attempt);
+        // An attempt that was ended must learn it though this checkpoint is removed; clean() removes its mark.
+        return !o.own ||
+               (o.name.kind != object_kind::manifest && !o.is_mark() && o.name.attempt != c.attempt);
       });
 }
 
