@@ -22,7 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "cluster"))
 from jobs import BOX, Job, box, signal_on  # noqa: E402  pylint: disable=wrong-import-position
 
-LIMIT = 60  # seconds; nothing here waits so long unless it is wrong
+LIMIT = 240  # seconds; nothing here waits so long unless it is wrong
 STOPPED = 75  # the status of a rank that saved because it was asked to stop
 SHAPE = "--layers 1 --width 32 --heads 2 --context 16 --micro-batches 12".split()
 # By what the ranks come together, where the store is, and whether hosts hold saves for each other.
@@ -124,8 +124,9 @@ def lost_and_back(case):
 def undisturbed(program, steps):
     """The losses of one rank on one host."""
     here = os.environ["CAIRN_BOX"] + "/undisturbed"
+    # Without a limit of its own: it trains alone what six ranks have trained, which on a busy machine takes several times as long as they did.
     subprocess.run([program, *SHAPE, "--ranks", "1", "--steps", str(steps), "--every", "1000000", "--store", here, "--losses", here + ".losses"],
-                   check=True, timeout=LIMIT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                   check=True, stdout=subprocess.DEVNULL)
     return losses_in(here + ".losses")
 
 
@@ -161,7 +162,7 @@ def name_of(by, kind, tier):
     return f"{by}-{kind}" + ("-tier" if tier else "")
 
 
-def main(cases, limit=400):
+def main(cases, limit=840):
     signal.alarm(limit)  # what waits for a line of another program ends, too
     arguments = sys.argv[1:4]
     cases = [case for case in cases if not sys.argv[4:] or name_of(*case) in sys.argv[4:]]

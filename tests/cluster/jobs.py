@@ -15,7 +15,7 @@ BOX = os.path.join(HERE, "box")
 RANKS_ON_A_HOST = 2
 
 
-def box(*words, status=0, limit=60):
+def box(*words, status=0, limit=240):
     done = subprocess.run([BOX, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limit, check=False)
     assert status is None or done.returncode == status, f"box {words} ended with {done.returncode}: {done.stdout}"
     return done.stdout
@@ -63,7 +63,7 @@ class Job:
         with self.told:
             return "\n".join(line for _, line in self.lines)
 
-    def wait_for(self, pattern, limit=60, after=0):
+    def wait_for(self, pattern, limit=240, after=0):
         """The match of the first line after so many that has the pattern."""
         until = time.monotonic() + limit
         with self.told:
@@ -78,7 +78,7 @@ class Job:
                 assert not over and time.monotonic() < until, f"no line has {pattern!r}:\n" + "\n".join(line for _, line in self.lines[-40:])
                 self.told.wait(0.2)
 
-    def wait(self, limit=120):
+    def wait(self, limit=240):
         """The statuses, when all have ended."""
         until = time.monotonic() + limit
         for process in self.processes:
