@@ -10,6 +10,8 @@ import subprocess
 import threading
 import time
 
+from python.mpi import starter
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 BOX = os.path.join(HERE, "box")
 RANKS_ON_A_HOST = 2
@@ -21,6 +23,23 @@ def box(*words, status=0, limit=240):
     return done.stdout
 
 
+def mpi_start(program, hosts, words):
+    """What starts its ranks on hosts, with these words in their environment, by the MPI that the program was built with."""
+    command, whose = starter(os.path.join(os.environ["CAIRN_BOX"], "shared", os.path.basename(program)))
+    agent, ranks = os.path.join(HERE, "rsh_agent"), str(len(hosts) * RANKS_ON_A_HOST)
+    if whose == "MPICH":
+        # The card that leads to the others: UCX would take the loopback, too.
+        words = {**words, "UCX_NET_DEVICES": "vec0" if hosts[0].startswith("i") else "eth0"}
+        start = [command, "-launcher", "rsh", "-launcher-exec", agent, "-iface", "br0", "-hosts", ",".join(hosts), "-ppn", str(RANKS_ON_A_HOST),
+                 "-bind-to", "none", "-n", ranks]
+        return start + [word for each in words.items() for word in ("-genv", *each)]
+    network = "10.77.0.0/24"
+    start = [command, "--allow-run-as-root", "--mca", "plm_rsh_agent", agent, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
+             "--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network,
+             "--host", ",".join(f"{host}:{RANKS_ON_A_HOST}" for host in hosts), "--map-by", f"ppr:{RANKS_ON_A_HOST}:node", "--bind-to", "none", "-np", ranks]
+    return start + [word for each in words.items() for word in ("-x", "=".join(each))]
+
+
 class Job:
     """One start of train_gpt on some hosts. What its ranks print is read as it comes, with the moment of each line."""
 
@@ -29,13 +48,7 @@ class Job:
         self.begun = time.monotonic()
         words = dict(environment or {}, CAIRN_JOB_KEY=secrets.token_hex(32))
         if by == "mpi":
-            command = ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", os.path.join(HERE, "rsh_agent"), "--mca", "pml", "ob1",
-                       "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24",
-                       "--host", ",".join(f"{host}:{RANKS_ON_A_HOST}" for host in hosts), "--map-by", f"ppr:{RANKS_ON_A_HOST}:node", "--bind-to", "none",
-                       "-np", str(len(hosts) * RANKS_ON_A_HOST)]
-            for name, value in words.items():
-                command += ["-x", f"{name}={value}"]
-            commands = [command + [program, "--mpi", *arguments]]
+            commands = [[*mpi_start(program, hosts, words), program, "--mpi", *arguments]]
         else:
             words.update(WORLD_SIZE=str(len(hosts) * RANKS_ON_A_HOST), MASTER_ADDR=hosts[0], MASTER_PORT="29400",
                          TORCHELASTIC_RUN_ID=secrets.token_hex(8))
@@ -102,7 +115,7 @@ class Job:
             process.wait(60)
         ended = r"""i=0; while pkill -KILL -f "$0"; do sleep 0.01; i=$((i + 1)); [ $i -lt 3000 ] || { ps -ef; exit 1; }; done"""
         on_each([host for host in self.hosts if host not in without],
-                lambda host: box("on", host, "sh", "-c", ended, "^[^ ]*(train_gpt|cairn-worker|orted) "))
+                lambda host: box("on", host, "sh", "-c", ended, "^[^ ]*(train_gpt|cairn-worker|orted|hydra_pmi_proxy) "))
 
     def last_step(self):
         """The last step that was trained."""
