@@ -3,7 +3,7 @@
 # slow
 # needs: helper_s3_server verify
 # timeout: 3600
-"""test_mpi.py and the MPI cases of test_hosts_slow.py with MPICH, in a build of their own in the folder mpich of this one: tests are
+"""test_mpi.py and the MPI cases of test_hosts_slow.py with MPICH, in a build of their own, mpich beside this one: tests are
 otherwise built with the MPI that CMake finds first. Needs Debian's mpich and libmpich-dev, which may be installed beside Open MPI.
 
 usage: test_mpich.py HELPER_S3_SERVER VERIFY
@@ -17,7 +17,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SERVER, VERIFY = map(os.path.abspath, sys.argv[1:3])
-BUILD = os.path.join(os.path.dirname(os.path.dirname(VERIFY)), "mpich")
+BUILD = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(VERIFY))), "mpich")
 
 
 def run(*command, may_skip=False):
