@@ -49,13 +49,13 @@ class lost_parts {
 class lost_saves {
  public:
   explicit lost_saves(any_store store) : store_(std::move(store)) {}
-  /// Ends for good, by a mark, those of `alive` of which looks have shown for `patience` that a rank has neither a record nor
+  /// Ends for good, by a mark, those of `alive` of which looks have shown for `grace_period` that a rank has neither a record nor
   /// a process that goes on. Their workers see the mark, and end. Does nothing to saves whose ranks share files.
   void end(const std::vector<save_attempt>& alive, const store_look& look, const run_id& by);
 
  private:
   /// Listings of network file systems may lag behind.
-  static constexpr std::chrono::seconds patience{2};
+  static constexpr std::chrono::seconds grace_period{2};
   [[nodiscard]] bool is_lost(const save_attempt& a, const store_look& look) const;
 
   any_store store_;

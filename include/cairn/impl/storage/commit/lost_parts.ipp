@@ -41,7 +41,7 @@ CAIRN_BODY void lost_saves::end(const std::vector<save_attempt>& alive, const st
   vector<std::pair<save_attempt, deadline>> still;
   for (const auto& a : alive) {
     if (!is_lost(a, look)) continue;
-    auto since = deadline::in(patience);
+    auto since = deadline::in(grace_period);
     for (const auto& [seen, until] : seen_)
       if (seen == a) since = until;
     still.push_back({a, since});
