@@ -439,6 +439,7 @@ def check_diff(root, directory, server):
     told = run(DIFF, root + "/of-four/model-00001-of-00001.safetensors", steps[1], "--only", "rng", status=DIFFERENT)
     expect(told, "^rng  only in B  4 ranks, ")
     run(DIFF, root + "/broken", directory, "--step-a", 4, status=TROUBLE)
+    expect(run(DIFF, *steps, "--items", "nothing", status=TROUBLE), "neither checkpoint has an item")
 
 
 def check_reshard(root, directory, server):
