@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -109,7 +110,7 @@ int main(int argc, char** argv) {
   app.add_option("from", arguments.from, "where the checkpoints are")->required()->option_text("URL");
   app.add_option("to", arguments.to, "where the copies go")->required()->option_text("URL");
   auto* step = app.add_option("--step", arguments.step, "copy one checkpoint (default: all)")
-                   ->check(CLI::NonNegativeNumber)
+                   ->transform(tools::whole_number(0))
                    ->option_text("N");
   app.add_flag("--newest", arguments.newest, "copy the newest one alone")->excludes(step);
   app.add_option("--memory", arguments.memory_megabytes, "MiB of buffers, about")

@@ -14,6 +14,7 @@
 #include "tools/annotations.hpp"
 #include "tools/checkpoint.hpp"
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -131,10 +132,10 @@ int main(int argc, char** argv) {
   app.add_option("a", arguments.a, "one checkpoint")->required()->option_text("URL");
   app.add_option("b", arguments.b, "the other one")->required()->option_text("URL");
   app.add_option("--step-a", arguments.step_a, "which checkpoint of A (default: the newest)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   app.add_option("--step-b", arguments.step_b, "which checkpoint of B (default: the newest)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   app.add_option("--items,--only", options.items,
                  "only items whose name matches, such as 'model.*' (default: all)")

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -98,7 +99,7 @@ int main(int argc, char** argv) {
       ->required()
       ->option_text("URL");
   app.add_option("--step", arguments.step, "which checkpoint (default: the newest)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   app.add_option("--items,--only", options.items,
                  "only items whose name matches, such as 'model.*' (default: all)")
@@ -110,7 +111,7 @@ int main(int argc, char** argv) {
   app.add_option("--max-shard-size", options.max_shard_bytes,
                  "of the data of a file, such as 5GB or 500MB; a longer tensor has a file of its own")
       ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::PositiveNumber)
+      ->check(tools::whole_number(1))
       ->option_text("SIZE=5GB");
   app.add_flag("--json", arguments.json, tools::json_help);
   return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return run(arguments, lines); });

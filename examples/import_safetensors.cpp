@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -77,7 +78,7 @@ int main(int argc, char** argv) {
       ->option_text("URL");
   app.add_option("to", arguments.to, "where the checkpoint goes")->required()->option_text("URL");
   app.add_option("--step", arguments.options.step, "the number of the checkpoint")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N=0");
   app.add_option("--items,--only", arguments.options.items,
                  "only tensors whose name matches, such as 'model.*' (default: all)")

@@ -30,6 +30,7 @@
 #include "inspect/tier.hpp"
 #include "inspect/watch.hpp"
 #include "tools/annotations.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -271,7 +272,7 @@ int main(int argc, char** argv) {
       app.add_option("--step", options.step,
                      "show one checkpoint: items with kind, dtype, shape, size; chunks with place and "
                      "digest; files")
-          ->check(CLI::NonNegativeNumber);
+          ->transform(tools::whole_number(0));
   auto* items =
       app.add_option("--items", options.items,
                      "show only items whose name matches, such as 'model.*' (default step: the newest)");
@@ -290,19 +291,19 @@ int main(int argc, char** argv) {
                     ->excludes("--json");
   app.add_option("--until", options.watching.until,
                  "end --watch when this step, or a later one, is committed")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->needs(watch);
   app.add_option("--for", options.watching.seconds, "end --watch after so many seconds; 0: no limit")
-      ->check(CLI::NonNegativeNumber)
+      ->check(tools::amount())
       ->needs(watch);
   app.add_option("--age-every", options.watching.age_seconds,
                  "say how old the newest checkpoint is at least every so many seconds (60)")
-      ->check(CLI::PositiveNumber)
+      ->check(tools::amount(true))
       ->needs(watch);
   app.add_option("--stale-after", options.watching.stale_seconds,
                  "an attempt whose files were written completely and that is not committed counts as stale\n"
                  "after so many seconds (60)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(tools::amount())
       ->needs(watch);
   return tools::run_program(app, argc, argv, [&](tools::terminal& lines) { return inspect(options, lines); });
 }

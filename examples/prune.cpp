@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -154,11 +155,11 @@ int main(int argc, char** argv) {
   app.footer(std::string(tools::url_help) + tools::status_help);
   app.add_option("url", arguments.url, "where the checkpoints are")->required()->option_text("URL");
   app.add_option("--keep-last", arguments.last, "the newest N stay")
-      ->check(CLI::PositiveNumber)
+      ->transform(tools::whole_number(1))
       ->option_text("N");
   app.add_option("--keep-every", arguments.every,
                  "steps that N divides stay; may be given several times, as the next ones")
-      ->check(CLI::PositiveNumber)
+      ->transform(tools::whole_number(1))
       ->allow_extra_args(false)
       ->option_text("N ...");
   app.add_option("--keep-best", arguments.best,
@@ -167,13 +168,13 @@ int main(int argc, char** argv) {
       ->allow_extra_args(false)
       ->option_text("NAME:N[:highest] ...");
   app.add_option("--keep-within", arguments.hours, "what was committed in the last so many hours stays")
-      ->check(CLI::NonNegativeNumber)
+      ->check(tools::amount())
       ->option_text("HOURS");
   app.add_option(
          "--live-within", arguments.live_hours,
          "the newest checkpoint of a run stays that committed it in the last so many hours (24); pin what "
          "a run has gone back to")
-      ->check(CLI::NonNegativeNumber)
+      ->check(tools::amount())
       ->option_text("HOURS");
   auto* remove = app.add_flag("--remove", arguments.remove, "remove them; without it nothing is changed");
   const auto alone = [&](CLI::Option* option) {
@@ -185,11 +186,11 @@ int main(int argc, char** argv) {
   };
   alone(
       app.add_option("--pin", arguments.pin, "pin these checkpoints: they stay until --unpin, whoever prunes")
-          ->check(CLI::NonNegativeNumber)
+          ->transform(tools::whole_number(0))
           ->allow_extra_args(false)
           ->option_text("STEP ..."));
   alone(app.add_option("--unpin", arguments.unpin, "take their pins off")
-            ->check(CLI::NonNegativeNumber)
+            ->transform(tools::whole_number(0))
             ->allow_extra_args(false)
             ->option_text("STEP ..."));
   alone(app.add_flag("--pins", arguments.pins, "list what is pinned"));

@@ -12,6 +12,7 @@
 
 #include "tools/checkpoint.hpp"
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -77,10 +78,10 @@ int main(int argc, char** argv) {
   app.add_option("from", arguments.from, "where the checkpoint is")->required()->option_text("URL");
   app.add_option("to", arguments.to, "where the new one goes")->required()->option_text("URL");
   app.add_option("--step", arguments.step, "which checkpoint (default: the newest)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   app.add_option("--to-step", options.step, "the number of the new one (default: the same)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   auto* ranks = app.add_option("--ranks", options.ranks, "for so many ranks, with a file each")
                     ->check(CLI::Range(1, 1 << 20))

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -227,7 +228,7 @@ int main(int argc, char** argv) {
       ->expected(2)
       ->option_text("DATA LOSSES");
   app.add_option("--step", arguments.step, "this step (default: the newest that can be saved)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   app.add_flag("--dry-run", arguments.dry_run, "say what is there, and change nothing");
   app.add_flag("--json", arguments.json, tools::json_help);

@@ -14,6 +14,7 @@
 
 #include "tools/checkpoint.hpp"
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -120,7 +121,7 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("url", arguments.url, "where the checkpoint is")->required()->option_text("URL");
   app.add_option("--step", arguments.step, "which checkpoint (default: the newest)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   app.add_option("--items,--only", arguments.options.items,
                  "only items whose name matches, such as 'model.*' (default: all)")

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tools/json.hpp"
+#include "tools/numbers.hpp"
 #include "tools/program.hpp"
 #include "tools/status.hpp"
 #include "tools/store.hpp"
@@ -125,7 +126,7 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("url", arguments.url, "where the checkpoints are")->required()->option_text("URL");
   app.add_option("--step", arguments.step, "verify one checkpoint (default: all)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(tools::whole_number(0))
       ->option_text("N");
   app.add_option("--memory", arguments.memory_megabytes, "MiB of buffers, about")
       ->check(CLI::Range(1, 65536));

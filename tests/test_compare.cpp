@@ -104,6 +104,8 @@ TEST_CASE("checkpoints that are alike are equal by their digests, and others by 
   CHECK(ranks.differences[0].a == "2 ranks, F64 []");
   options.stop = [] { return true; };
   CHECK(!cairn::compare_checkpoints(a, c, options).complete);
+  CHECK(cairn_test::failure_of([&] { (void)cairn::compare_checkpoints(a, b, {.items = {"v*"}}); }).id() ==
+        cairn::error_id::usage_unknown_name);
 }
 
 TEST_CASE("of what differs, the blocks and the numbers are told") {

@@ -877,6 +877,26 @@ TEST_CASE("a trainer shows that it lives, that it has ended, and that it has die
   CHECK(signs()[0] != sign);
 }
 
+TEST_CASE("who is always behind the trainer and never waits knows that it has ended, too") {
+  scratch_directory directory;
+  std::vector<float> w(10);
+  cairn::state_dict state;
+  state.tensor("w", w, {10});
+  auto announced = quiet();
+  announced.announce_run = true;
+  cairn::checkpointer trainer{cairn::file_store{directory.path()}, announced};
+  trainer.save(state, 1).wait();
+  cairn::checkpointer ckpt{cairn::file_store{directory.path()}, cairn::read_only{}, quiet()};
+  int asked = 0;
+  auto steps = ckpt.follow({.gone_after = std::chrono::hours(1), .stop = [&] { return ++asked > 50; }});
+  CHECK(steps.next() == 1);
+  trainer.save(state, 2).wait();
+  trainer.close();
+  CHECK(steps.next() == 2);
+  CHECK_FALSE(steps.next());
+  CHECK(steps.why() == cairn::follow_end::trainer_ended);
+}
+
 TEST_CASE("files of this host are watched") {
   trainer run;
   run.tensors = {{"w", floats(10)}};

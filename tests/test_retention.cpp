@@ -230,7 +230,7 @@ TEST_CASE("a run does not remove what another one has made of a step that it had
   CHECK(loaded.weights == t.weights);
 }
 
-TEST_CASE("keep_last(0) is refused") {
+TEST_CASE("numbers that would keep nothing, or mean nothing, are refused") {
   try {
     cairn::checkpointer ckpt{cairn::memory_store{}, cairn::keep_last(0), quiet};
     FAIL("accepted");
@@ -240,7 +240,10 @@ TEST_CASE("keep_last(0) is refused") {
   }
   for (const auto& bad :
        {cairn::retention_policy(cairn::keep_every(0)), cairn::keep_last(1) | cairn::keep_best("loss", 0),
-        cairn::keep_last(1) | cairn::keep_best("", 1),
+        cairn::keep_last(1) | cairn::keep_best("", 1), cairn::retention_policy(cairn::keep_last(-1)),
+        cairn::retention_policy(cairn::keep_last(-1, cairn::verified)),
+        cairn::keep_last(1) | cairn::keep_best("loss", -3), cairn::keep_last(1) | cairn::keep_every(-2),
+        cairn::keep_last(1) | cairn::keep_within(std::chrono::duration<double>(std::nan(""))),
         cairn::keep_last(1) | cairn::keep_within(std::chrono::hours(-1))})
     CHECK_THROWS_AS((cairn::checkpointer{cairn::memory_store{}, bad, quiet}), cairn::usage_error);
 }

@@ -117,6 +117,13 @@ def check_options(root):
         told = run(program, "s3://user:secret-word@bucket/x", *more, status=WRONG_OPTIONS)
         assert "secret-word" not in told, told
     run(DIFF, root + "/nothing", root + "/nothing", status=TROUBLE)
+    for program, *more in ((STAT,), (VERIFY,), (INSPECT,), (EVALUATE,), (COPY, root), (EXPORT, root), (RESHARD, root), (IMPORT, root), (DIFF, root)):
+        option = "--step-b" if program == DIFF else "--step"
+        for number in ("-1", "9223372036854775808", "1e3", ""):
+            expect(run(program, root, *more, option, number, status=WRONG_OPTIONS), f"'{number}' is no whole number from 0 to")
+    for option in ("--keep-within", "--live-within"):
+        expect(run(PRUNE, root, "--keep-last", 1, option, "nan", status=WRONG_OPTIONS), "'nan' is no number of 0 or more")
+    expect(run(PRUNE, root, "--keep-last", 0, status=WRONG_OPTIONS), "no whole number from 1 to")
     assert not os.path.exists(root + "/nothing")
 
 
@@ -343,7 +350,7 @@ def check_import(root, server):
     expected = {}
     for path in glob.glob(model + "/*.safetensors"):
         expected.update(load_file(path))
-    expect(run(IMPORT, model, back, "--step", 9), rf"^step 9  {len(expected)} tensors, .*, committed$")
+    expect(run(IMPORT, model, back, "--step", "00000009"), rf"^step 9  {len(expected)} tensors, .*, committed$")
     expect(run(VERIFY, back), "every digest is right")
     got = whole_tensors(back + "/step-00000009")
     assert got.keys() == expected.keys()
@@ -351,6 +358,19 @@ def check_import(root, server):
     run(IMPORT, model, back, "--step", 9, status=UNREADABLE)  # it is there
     run(IMPORT, server.url("exported"), server.url("imported"))
     run(VERIFY, server.url("imported"))
+    # Killed at any moment, it has made the whole checkpoint or none; test_kill kills it at each of its steps.
+    chance, begin = random.Random(1), time.monotonic()
+    run(IMPORT, model, root + "/import-whole")
+    whole = time.monotonic() - begin
+    for round_ in range(5):
+        killed = f"{root}/import-killed-{round_}"
+        with subprocess.Popen([IMPORT, model, killed], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(whole * chance.uniform(0.2, 1))
+            process.kill()
+        told = subprocess.run([VERIFY, killed], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        assert told.returncode in (FINE, NOTHING_THERE), told.stdout
+        run(IMPORT, model, killed, status=FINE if told.returncode == NOTHING_THERE else UNREADABLE)
+        expect(run(DIFF, killed, root + "/import-whole"), "^equal: ")
     run(IMPORT, root + "/nowhere", back, status=NOTHING_THERE)
     run(IMPORT, model, back, "--items", "nothing", status=NOTHING_THERE)
     damaged = sorted(glob.glob(model + "/*.safetensors"))[0]
@@ -419,6 +439,7 @@ def check_diff(root, directory, server):
     told = run(DIFF, root + "/of-four/model-00001-of-00001.safetensors", steps[1], "--only", "rng", status=DIFFERENT)
     expect(told, "^rng  only in B  4 ranks, ")
     run(DIFF, root + "/broken", directory, "--step-a", 4, status=TROUBLE)
+    expect(run(DIFF, *steps, "--items", "nothing", status=TROUBLE), "neither checkpoint has an item")
 
 
 def check_reshard(root, directory, server):

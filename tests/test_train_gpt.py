@@ -129,12 +129,14 @@ def check_kill_processes(root, reference):
     """The processes that write outlive the ranks: what was released is committed, what was not is given up, all by itself."""
     directory = os.path.join(root, "killed.processes")
     mode = ("--mode", "overlapped-process")
-    train(directory, 4, *mode, "--kill-before-release", 4, status=KILLED)
+    train(directory, 4, *mode, "--announce", "--kill-before-release", 4, status=KILLED)
+    assert len(glob.glob(directory + "/lease-run.*")) == 1, os.listdir(directory)  # by which a follower knows that it has died
     same_losses(directory, {step: loss for step, loss in reference.items() if step <= 4}, 1)
     expect(train(directory, 2, *mode, "--kill-after-release", 6, status=KILLED), "^resumed from the checkpoint of step 2$")
     # Training has gone on for one step after the save. The next run waits for the processes, where they are not done.
     same_losses(directory, {step: loss for step, loss in reference.items() if step <= 7}, 3)
-    expect(train(directory, 1, *mode), "^resumed from the checkpoint of step 6$")
+    expect(train(directory, 1, *mode, "--announce"), "^resumed from the checkpoint of step 6$")
+    assert not glob.glob(directory + "/lease-run.*"), os.listdir(directory)
     same_losses(directory, reference, 7)
     assert not glob.glob(directory + "/*/*.part")
     run(INSPECT, directory, "--verify")

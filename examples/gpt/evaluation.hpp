@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../tools/numbers.hpp"
 #include "../tools/store.hpp"
 
 namespace gpt {
@@ -33,7 +34,7 @@ int run_evaluation(const std::string& name, const std::string& about, int argc, 
   app.footer(tools::url_help);
   app.add_option("url", wanted.url, "where the checkpoints are")->required()->option_text("URL");
   app.add_option("--step", wanted.step, "step of the checkpoint (default: the newest)")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(tools::whole_number(0));
   app.add_option("--text", wanted.files, "the text of the training run (default: /usr/share/common-licenses)")
       ->check(CLI::ExistingPath);
   app.add_option("--sample", wanted.sample, "let the model write this many bytes");
@@ -43,7 +44,7 @@ int run_evaluation(const std::string& name, const std::string& about, int argc, 
     app.add_option(
            "--gone-after", wanted.gone_after,
            "with --follow: seconds without a commit after which the trainer counts as gone (default: 1800)")
-        ->check(CLI::NonNegativeNumber)
+        ->check(tools::amount())
         ->needs(follow);
   }
   try {

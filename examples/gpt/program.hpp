@@ -85,6 +85,7 @@ struct run_options {
   save_mode mode = save_mode::overlapped_process;
   tier_settings tier;
   std::size_t keep = 3;
+  bool announces = false;
   double hours_between_failures = 0;
   std::string losses;
   std::uint64_t kill_before_release = 0, kill_after_release = 0;
@@ -110,6 +111,7 @@ inline checkpointer_settings settings_of(const run_options& options) {
       .keep = cairn::keep_last(options.keep == 0 ? std::numeric_limits<std::size_t>::max() : options.keep),
       .waits = {.timeout = timeout,
                 .peer_timeout = timeout,
+                .announce_run = options.announces,
                 .mean_time_between_failures =
                     std::chrono::duration_cast<std::chrono::nanoseconds>(between_failures)}};
 }
@@ -490,6 +492,8 @@ int train_main(int argc, char** argv) {
          "in DIRECTORY, which exists; 0: this host is one")
       ->check(between(0, 1024));
   app.add_option("--keep", options.keep, "checkpoints to keep; 0: all");
+  app.add_flag("--announce", options.announces,
+               "show that this run lives, so that evaluate --follow knows at once when it has ended or died");
   app.add_option("--failures-every", options.hours_between_failures,
                  "hours between failures of the job: each save then suggests how often to save; 0: not known")
       ->check(CLI::Range(0.0, 1e6));

@@ -64,11 +64,15 @@ inline std::uint8_t narrow_small(float x, const small_float& t) noexcept {
   const auto sign = static_cast<std::uint8_t>(bits >> 24 & 0x80u);
   const auto magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<std::uint8_t>(sign | 0x7fu);
-  const int exponent = std::max(static_cast<int>(magnitude >> 23) - 127, 1 - t.bias);
+  const bool normal = magnitude >= 0x800000u;
+  const int own = normal ? static_cast<int>(magnitude >> 23) - 127 : -126;
+  const int exponent = std::max(own, 1 - t.bias);
   if (exponent > t.bias + 1) return static_cast<std::uint8_t>(sign | t.overflow);
-  // In units of the last place: the adder of floats rounds.
-  const float scaled = std::ldexp(std::bit_cast<float>(magnitude), t.mantissa - exponent);
-  const auto units = static_cast<std::uint32_t>((scaled + 0x1p23f) - 0x1p23f);
+  // In units of the last place. Integers round in programs that are compiled with -ffast-math, too.
+  const auto significand = (magnitude & 0x7fffffu) | (normal ? 0x800000u : 0u);
+  const auto shift = static_cast<std::uint32_t>(23 - t.mantissa + exponent - own);
+  const auto units =
+      shift > 25 ? 0u : (significand + (1u << (shift - 1)) - 1u + (significand >> shift & 1u)) >> shift;
   const auto code = (static_cast<std::uint32_t>(exponent + t.bias - 1) << t.mantissa) + units;
   return static_cast<std::uint8_t>(sign | (code > t.largest ? t.overflow : code));
 }

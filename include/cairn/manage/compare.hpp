@@ -72,7 +72,8 @@ struct compare_report {
 /// Compares two checkpoints item by item. Where both have a chunk of the same box, digests decide and nothing is read;
 /// what ranks cut in another way, and files without digests, are read and compared. Bits count: 0 and -0 differ. A value
 /// equals a tensor without dimensions. Memory: both manifests and records, the differences, and the buffers.
-/// @throws corrupt_error, storage_error: of what must be read, whatever is damaged ends the comparison
+/// @throws corrupt_error, storage_error: of what must be read, whatever is damaged ends the comparison; usage_error
+/// (usage_unknown_name) where neither has an item that was chosen
 [[nodiscard]] compare_report compare_checkpoints(readable_checkpoint& a, readable_checkpoint& b,
                                                  const compare_options& options = {});
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,10 +25,22 @@ struct verified_t {
 /// `cairn::keep_last(3, cairn::verified)`
 inline constexpr verified_t verified{};
 
+namespace detail {
+/// A number of checkpoints; 0 for one below it, which would be a very large one else.
+template <class N>
+[[nodiscard]] constexpr std::size_t kept_count(N n) noexcept {
+  return n < N{} ? 0 : static_cast<std::size_t>(n);
+}
+}  // namespace detail
+
 /// The newest n checkpoints stay, at least 1.
 struct keep_last {
-  explicit constexpr keep_last(std::size_t n) noexcept : count(n) {}
-  constexpr keep_last(std::size_t n, verified_t how) noexcept : count(n), scrub(how) {}
+  template <class N>
+    requires std::is_integral_v<N>
+  explicit constexpr keep_last(N n) noexcept : count(detail::kept_count(n)) {}
+  template <class N>
+    requires std::is_integral_v<N>
+  constexpr keep_last(N n, verified_t how) noexcept : count(detail::kept_count(n)), scrub(how) {}
   /// How many checkpoints stay; at least 1.
   std::size_t count;
   /// With a value: only what was read back and verified counts as kept.
@@ -46,8 +59,10 @@ enum class best : std::uint8_t { lowest, highest };
 /// The n checkpoints stay whose annotation of this name is the best number, `cairn::keep_best("loss", 3)`; of equal
 /// ones the newer. One without it, or where it is a text or NaN, is none of them.
 struct keep_best {
-  keep_best(std::string annotation, std::size_t n, best which = best::lowest)
-      : name(std::move(annotation)), count(n), order(which) {}
+  template <class N>
+    requires std::is_integral_v<N>
+  keep_best(std::string annotation, N n, best which = best::lowest)
+      : name(std::move(annotation)), count(detail::kept_count(n)), order(which) {}
   std::string name;   ///< of the annotation
   std::size_t count;  ///< n
   best order;         ///< which values are the best

@@ -30,9 +30,8 @@ namespace detail {
   return pause / 4 * 3 + pause / 2000 * part;
 }
 
-/// Whether the trainer has gone, as far as one can know now; `silent`: since its last commit.
-[[nodiscard]] inline follow_end end_of_trainer(following& f, any_writer& writer, const run_id& run,
-                                               std::chrono::nanoseconds silent) {
+/// Whether a run shows itself now; it is known from then on.
+[[nodiscard]] inline bool sees_run(following& f, any_writer& writer, const run_id& run) {
   std::vector<run_id> living;
   try {
     living = writer.live_runs(run);
@@ -40,10 +39,14 @@ namespace detail {
     // Who may only read a bucket does not see who lives, and goes by the commits.
     if (e.id() != error_id::storage_permission) throw;
   }
-  if (!living.empty()) {
-    f.seen = living.back();
-    return follow_end::none;
-  }
+  if (!living.empty()) f.seen = living.back();
+  return !living.empty();
+}
+
+/// Whether the trainer has gone, as far as one can know now; `silent`: since its last commit.
+[[nodiscard]] inline follow_end end_of_trainer(following& f, any_writer& writer, const run_id& run,
+                                               std::chrono::nanoseconds silent) {
+  if (sees_run(f, writer, run)) return follow_end::none;
   if (!f.seen && silent < f.options.gone_after) return follow_end::none;
   if (!writer.live_saves(run).empty()) return follow_end::none;  // a worker may finish the last save
   if (!f.seen) return follow_end::trainer_gone;
@@ -62,6 +65,7 @@ CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& r
   if (told) f.seen.reset();
   auto gone = follow_end::none;
   auto pause = shortest;
+  bool looked = false;
   std::optional<clock::time_point> failing;
   const auto ended = [&](follow_end why) {
     f.why = why;
@@ -75,6 +79,11 @@ CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& r
       auto steps = reader.list_from(f.last);
       if (steps.empty() && f.last >= 0) steps = reader.list();  // it was removed
       if (!steps.empty() && steps.back() != f.last) {
+        // Who is always behind never waits, and would not know the run when it has ended.
+        try {
+          if (!looked) static_cast<void>(sees_run(f, writer, run));
+        } catch (const storage_error&) {  // the step is there all the same
+        }
         const auto now = clock::now();
         if (f.last != f.options.after) f.interval = now - *f.last_commit;
         f.last_commit = now;
@@ -84,6 +93,7 @@ CAIRN_BODY std::optional<std::int64_t> wait_for_step(following& f, any_reader& r
       }
       if (gone != follow_end::none) return ended(gone);
       gone = end_of_trainer(f, writer, run, silent);
+      looked = true;
       failing.reset();
       if (gone != follow_end::none) continue;  // what it committed last may have come since the listing
     } catch (const storage_error&) {

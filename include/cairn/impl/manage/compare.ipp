@@ -17,6 +17,8 @@
 #include <cairn/storage/load/stored_record.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/parallel.hpp>
 
@@ -130,6 +132,8 @@ class checkpoint_comparison {
       names_.push_back(n);
     }
     report_.items = names_.size();
+    if (names_.empty() && !options_.items.empty())  // equal() would be no answer
+      fail(error_id::usage_unknown_name, "neither checkpoint has an item that is to be compared");
   }
 
   [[nodiscard]] static std::string text_of(const stored_item& item) {

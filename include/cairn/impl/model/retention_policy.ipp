@@ -7,7 +7,7 @@
 #include <cairn/system/vector.hpp>
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,6 +17,13 @@
 
 namespace cairn {
 inline namespace v1 {
+
+namespace detail {
+/// By its bits: std::isnan is always false in programs that are compiled with -ffast-math.
+[[nodiscard]] inline bool is_nan(double value) noexcept {
+  return (std::bit_cast<std::uint64_t>(value) & (UINT64_MAX >> 1)) > 0x7ff0000000000000u;
+}
+}  // namespace detail
 
 CAIRN_BODY void retention_policy::add(const retention_policy& other) {
   if (other.last_) {
@@ -32,7 +39,7 @@ CAIRN_BODY void retention_policy::add(const retention_policy& other) {
 CAIRN_BODY void retention_policy::check() const {
   if (last_ && last_->count == 0)
     fail(error_id::usage_bad_option,
-         "keep_last(0) would keep no checkpoint; leave keep_last out to keep all of them");
+         "keep_last(n) keeps the newest n, at least 1; leave keep_last out to keep all of them");
   for (const auto n : every_)
     if (n < 1)
       fail(error_id::usage_bad_option, "keep_every(n) keeps the steps that n divides; n is at least 1",
@@ -72,7 +79,7 @@ CAIRN_BODY std::vector<std::string> retention_policy::reasons(const std::vector<
       if (!line[i].readable) keep(i, "its manifest cannot be read");
       const auto* said = line[i].annotations.find(rule.name);
       const auto value = said != nullptr ? said->number() : std::nullopt;
-      if (value && !std::isnan(*value))
+      if (value && !detail::is_nan(*value))
         found.push_back({rule.order == best::lowest ? *value : -*value, line.size() - i});
     }
     detail::sort(found);
