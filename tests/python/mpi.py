@@ -16,5 +16,6 @@ def starter(program):
     command = next((path for path in map(shutil.which, names) if path), None)
     if not command:
         return None
+    # Open MPI calls itself OpenRTE where its launcher was not called mpirun.
     told = subprocess.run([command, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False).stdout
-    return command, "Open MPI" if "Open MPI" in told else "MPICH" if "HYDRA" in told else "another"
+    return command, "Open MPI" if "Open MPI" in told or "OpenRTE" in told else "MPICH" if "HYDRA" in told else "another"
