@@ -2,7 +2,9 @@
 // threaded
 // uses: cairn::zstd
 // Checkpoints whose items are compressed: the Storage suite, resharding, ranges, mixed stores, hostile files.
+#include <cairn/checkpointer.hpp>
 #include <cairn/concepts/portable.hpp>
+#include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/manage/copy.hpp>
 #include <cairn/manage/export_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
@@ -189,6 +191,35 @@ TEST_CASE("what the store below knows of writers and changes is known over compr
   CHECK(over(locked_archetype{objects}).create("x.safetensors", 100).lock_descriptor() == 7);
   CHECK(over(watching_archetype{objects}).watch("step-") != nullptr);
   CHECK(over(linking_archetype{objects}).watch("step-") == nullptr);
+}
+
+TEST_CASE("leases, signs of runs and changes are those of the store below") {
+  static_assert(cairn::LayeredStore<cairn::detail::compressed_store<codec>>);
+  const scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  const cairn::compressed_storage storage{files, make_codec()};
+  const cairn::checkpointer_options quiet{.quiet = true};
+  std::vector<float> w(10);
+  cairn::state_dict state;
+  state.tensor("w", w, {10});
+  cairn::checkpointer trainer{storage, cairn::keep_last(1), quiet};
+  trainer.save(state, 1).wait();
+  cairn::checkpointer reader{storage, quiet};
+  {
+    const auto lease = reader.lease(1);
+    trainer.save(state, 2).wait();
+    CHECK(trainer.list() == std::vector<std::int64_t>{1, 2});
+    auto plain = cairn::safetensors_storage{files}.writer();
+    CHECK(failure_of([&] { plain.remove(1); }).id == error_id::storage_leased);
+  }
+  trainer.save(state, 3).wait();
+  CHECK(trainer.list() == std::vector<std::int64_t>{3});
+  auto writer = storage.writer();
+  const cairn::run_id run{1, 2};
+  const auto sign = writer.show_run(run);
+  CHECK(sign != nullptr);
+  CHECK(storage.writer().live_runs({3, 4}) == std::vector{run});
+  CHECK(storage.reader().watch() != nullptr);
 }
 
 TEST_CASE("a store may hold both: checkpoints that are not compressed are read as they are") {

@@ -177,7 +177,7 @@ class compressed_store {
   }
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
   /// The store below, see LayeredStore.
-  [[nodiscard]] const any_store& inner() const noexcept { return parts_->store; }
+  [[nodiscard]] any_store& inner() noexcept { return parts_->store; }
   [[nodiscard]] std::string describe() const { return store().describe(); }
   [[nodiscard]] store_test_report self_test() { return store().self_test(); }
   [[nodiscard]] std::size_t reads_at_once() const { return store().reads_at_once(); }
