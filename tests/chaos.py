@@ -89,6 +89,19 @@ class Supervisor:
                         "--persist", "10", "--partner-copies", "1", "--losses", f"{self.shared}/losses.{self.starts}"],
                        environment=self.environment)
 
+    def start_first(self):
+        """Until it trains. A rank that lives may be taken for lost, as in any other start."""
+        for left in reversed(range(FAILED_STARTS)):
+            self.start()
+            try:
+                self.job.wait_for(STEP.pattern, 120)
+                return
+            except AssertionError as e:
+                assert left > 0, f"the job does not start: {e}"
+                self.say(f"the start failed, and is tried again: {str(e)[-1500:]}")
+                self.job.kill()
+                self.take_losses()
+
     def keep_log(self, job):
         if self.options.logs:
             with open(os.path.join(self.options.logs, f"start-{self.starts}.log"), "w", encoding="utf-8") as file:
@@ -283,8 +296,7 @@ class Supervisor:
     def run(self):
         options = self.options
         self.begun = time.monotonic()
-        self.start()
-        self.job.wait_for(STEP.pattern, 120)
+        self.start_first()
         began = time.monotonic()
         time.sleep(options.undisturbed)  # is what is measured
         undisturbed = (self.job.last_step() - 1) / (time.monotonic() - began)

@@ -23,8 +23,8 @@ usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--job
   --jobs N    programs built and tests run at a time (default: the number of cores).
 
 The tests of clusters need root and nftables; those of NFS also what `tests/cluster/box install --instances` installs, an NFS server
-among it, and those of schedulers Slurm (slurmctld slurmd slurm-client munge) and torchrun, which are never installed unasked. They are
-skipped without these.
+among it, those of schedulers Slurm (slurmctld slurmd slurm-client munge) and torchrun, and test_mpich MPICH (mpich libmpich-dev), which are
+never installed unasked. They are skipped without these.
 
 test_torch is left out unless the environment's Torch_DIR leads to libtorch, for which nothing is installed:
   Torch_DIR=/usr/lib/x86_64-linux-gnu/cmake/Torch bash tests/run.sh --quick -R torch   (Debian's libtorch-dev)

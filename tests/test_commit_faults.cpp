@@ -278,7 +278,8 @@ TEST_CASE("of ranks whose data another commit removed nothing is committed, thou
   CHECK_FALSE(d.objects.size(cairn::manifest_key(5)).has_value());
 }
 
-TEST_CASE("ranks of a save that another one ended learn of it, though the checkpoint of that one was removed") {
+TEST_CASE(
+    "ranks of a save that another one ended learn of it, though the checkpoint of that one was removed") {
   by_hand d;
   cairn::state_dict ranks[2];
   for (const std::int64_t rank : {0, 1}) ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});

@@ -23,12 +23,19 @@
 #include <support/rounds.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/storage_conformance.hpp>
+#include <support/store_capability_archetypes.hpp>
 #include <support/stored_sample.hpp>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -139,6 +146,80 @@ TEST_CASE("leases, signs of runs and changes are those of the store below") {
   CHECK(sign != nullptr);
   CHECK(storage.writer().live_runs({3, 4}) == std::vector{run});
   CHECK(storage.reader().watch() != nullptr);
+}
+
+TEST_CASE("over compression, too, a run waits for a save of an earlier one that is being written") {
+  const scratch_directory scratch;
+  const auto storage_there = [&] {
+    return cairn::compressed_storage{cairn::file_store{scratch.path()}, make_codec()};
+  };
+  auto earlier = storage_there().writer();
+  const sample_world saved(1, 1);
+  world_save save(earlier, saved.states(), 3, {1, 2});
+  auto shown = earlier.announce(save.context(0));
+  CHECK(shown.shown());
+  CHECK(shown.lock_descriptor() >= 0);
+  std::vector<std::size_t> alive;
+  auto next = storage_there().writer();
+  const auto taken = next.take_over({3, 4}, [&](const std::vector<cairn::save_attempt>& now) {
+    alive.push_back(now.size());
+    if (now.empty()) return false;
+    CHECK(now.front().step == 3);
+    CHECK(now.front().attempt == save.context(0).attempt);
+    save.run();
+    shown = {};
+    return true;
+  });
+  CHECK(alive == std::vector<std::size_t>{1, 0});
+  CHECK(storage_there().reader().list() == std::vector<std::int64_t>{3});
+}
+
+namespace {
+/// Counts what removes in one step.
+struct comparing_store : cairn::memory_store {
+  bool remove_if(std::string_view key, std::span<const std::byte> bytes) {
+    ++*asked;
+    return cairn::memory_store::remove_if(key, bytes);
+  }
+  std::shared_ptr<int> asked = std::make_shared<int>(0);
+};
+}  // namespace
+
+TEST_CASE("over compression, too, a manifest is removed by the request of the store that compares it") {
+  const comparing_store objects;
+  auto writer = cairn::compressed_storage{objects, make_codec()}.writer();
+  const sample_world saved(1, 1);
+  world_save(writer, saved.states(), 1).run();
+  writer.remove(1);
+  CHECK(*objects.asked == 1);
+}
+
+TEST_CASE("what the store below knows of writers and changes is known over compression") {
+  const cairn::memory_store objects;
+  const auto asked = std::make_shared<asked_capabilities>();
+  const auto over = [](auto&& below) {
+    return cairn::any_store(
+        cairn::detail::compressed_store<codec>(cairn::any_store(std::move(below)), make_codec(), {}));
+  };
+  const auto telling = over(unfinished_archetype{objects});
+  CHECK(telling.tracks_writers());
+  CHECK(telling.live_writers("step-") == std::vector<std::string>{"step-live"});
+  CHECK(telling.writer_lives("lives"));
+  static constexpr std::string_view prefixes[] = {"a"};
+  const auto unfinished = telling.unfinished(prefixes);
+  REQUIRE(unfinished.size() == 1);
+  CHECK(unfinished.front().lives);
+  CHECK_FALSE(over(not_telling_archetype{objects}).tracks_writers());
+  CHECK_FALSE(over(telling_archetype{objects}).announces_writers());
+  const auto announcing = over(announcing_archetype{objects, asked});
+  CHECK(announcing.announces_writers());
+  announcing.create("x", 0).announce();
+  announcing.create("x.safetensors", 100).announce();
+  static_cast<void>(announcing.show("y"));
+  CHECK(asked->announced == 3);
+  CHECK(over(locked_archetype{objects}).create("x.safetensors", 100).lock_descriptor() == 7);
+  CHECK(over(watching_archetype{objects}).watch("step-") != nullptr);
+  CHECK(over(linking_archetype{objects}).watch("step-") == nullptr);
 }
 
 TEST_CASE("a store may hold both: checkpoints that are not compressed are read as they are") {

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -256,6 +257,31 @@ TEST_CASE("gpt: the rank that is missing is named on all others, also on those t
   };
   CHECK_THROWS_AS(run(), cairn::peer_error);
   CHECK(named == std::vector<int>{3, 3, 3, -1, 3});
+}
+
+TEST_CASE("gpt: a rank that misses another one in a call of cairn names the one for which that gave up") {
+  std::atomic<bool> told = false;
+  std::vector<int> named(3, -1);
+  cairn_test::run_gpt_ranks(3, [&](gpt::group& others) {
+    if (others.rank() == 1) return;
+    if (others.rank() == 0) {
+      try {
+        others.barrier();
+      } catch (const cairn::error& error) {
+        named[0] = error.fields().rank;
+      }
+      told = true;
+      told.notify_all();
+      return;
+    }
+    told.wait(false);
+    try {
+      others.give_up(cairn::peer_error(cairn::error_id::peer_lost, "gone: rank 0", {.rank = 0}));
+    } catch (const cairn::error& error) {
+      named[2] = error.fields().rank;
+    }
+  });
+  CHECK(named == std::vector<int>{1, -1, 1});
 }
 
 TEST_CASE("gpt: a part of another length is refused") {

@@ -10,6 +10,7 @@ installs. test_hosts_slow.py tries all ways to start ranks, with all stores.
 usage: test_hosts.py TRAIN_GPT HELPER_S3_SERVER VERIFY [CASE...]
 """
 
+import fnmatch
 import os
 import re
 import shutil
@@ -21,8 +22,9 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "cluster"))
 from jobs import BOX, Job, box, signal_on  # noqa: E402  pylint: disable=wrong-import-position
+from python.mpi import starter  # noqa: E402  pylint: disable=wrong-import-position
 
-LIMIT = 60  # seconds; nothing here waits so long unless it is wrong
+LIMIT = 240  # seconds; nothing here waits so long unless it is wrong
 STOPPED = 75  # the status of a rank that saved because it was asked to stop
 SHAPE = "--layers 1 --width 32 --heads 2 --context 16 --micro-batches 12".split()
 # By what the ranks come together, where the store is, and whether hosts hold saves for each other.
@@ -113,19 +115,33 @@ def lost_and_back(case):
     assert begun >= safe, f"step {safe} was safe, and the run went on at {begun}"
     job.wait_for(rf"^save +{begun + 4} ")
     assert signal_on(case.hosts[0], "TERM", "^[^ ]*train_gpt ") == 2
-    statuses = job.wait(LIMIT)
-    assert set(statuses) == {STOPPED}, job.text()
+    if case.by == "mpi" and starter(case.here + "/train_gpt")[1] == "MPICH":
+        # MPI_Finalize of MPICH over UCX mostly waits for ever among hosts, in programs without cairn, too.
+        job.wait_for(r"^asked to stop: step \d+ is saved")
+        until = time.monotonic() + LIMIT
+        while any(left_on(host) for host in case.hosts) and time.monotonic() < until:
+            time.sleep(0.2)
+        left = {host: left_on(host) for host in case.hosts}
+        job.kill()
+    else:
+        statuses = job.wait(LIMIT)
+        assert set(statuses) == {STOPPED}, job.text()
+        left = {host: left_on(host) for host in case.hosts}
     case.keep_losses()
-    for host in case.hosts:
-        left = box("on", host, "find", "/dev/shm", "-mindepth", "1")
-        assert not left, f"left on {host}: {left}\n{job.text()[-3000:]}"
+    assert not any(left.values()), f"left: {left}\n{job.text()[-3000:]}"
+
+
+def left_on(host):
+    """What is in the memory of a host, but for what MPICH keeps there while it runs."""
+    return box("on", host, "find", "/dev/shm", "-mindepth", "1", "-not", "-name", "mpich*", "-not", "-name", "ucx_*")
 
 
 def undisturbed(program, steps):
     """The losses of one rank on one host."""
     here = os.environ["CAIRN_BOX"] + "/undisturbed"
+    # Without a limit of its own: it trains alone what six ranks have trained, which on a busy machine takes several times as long as they did.
     subprocess.run([program, *SHAPE, "--ranks", "1", "--steps", str(steps), "--every", "1000000", "--store", here, "--losses", here + ".losses"],
-                   check=True, timeout=LIMIT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                   check=True, stdout=subprocess.DEVNULL)
     return losses_in(here + ".losses")
 
 
@@ -161,10 +177,10 @@ def name_of(by, kind, tier):
     return f"{by}-{kind}" + ("-tier" if tier else "")
 
 
-def main(cases, limit=400):
+def main(cases, limit=840):
     signal.alarm(limit)  # what waits for a line of another program ends, too
     arguments = sys.argv[1:4]
-    cases = [case for case in cases if not sys.argv[4:] or name_of(*case) in sys.argv[4:]]
+    cases = [case for case in cases if not sys.argv[4:] or any(fnmatch.fnmatch(name_of(*case), wanted) for wanted in sys.argv[4:])]
     if os.environ.get("CAIRN_BOX"):
         inside(*arguments, cases)
         return 0
@@ -179,8 +195,8 @@ def main(cases, limit=400):
         if re.search(rb"__[at]san_init", file.read()):
             print("this is tried with programs without sanitizers alone; skipped")
             return 77
-    if not shutil.which("mpirun") and any(case[0] == "mpi" for case in cases):
-        print("not tried with MPI: there is no mpirun", flush=True)
+    if not starter(arguments[0]) and any(case[0] == "mpi" for case in cases):
+        print("not tried with MPI: nothing starts programs of the one that train_gpt was built with", flush=True)
         cases = [case for case in cases if case[0] != "mpi"]
     instances = ["--instances"] if any(kind == "nfs" for _, kind, _ in cases) else []
     if instances and not box_runs("--hosts", "0", *instances):

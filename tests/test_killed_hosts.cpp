@@ -16,9 +16,9 @@
 #include <cairn/redundancy/partner_copies.hpp>
 #include <cairn/tiers/local_tier.hpp>
 #include <support/figures.hpp>
+#include <support/job_on_hosts.hpp>
 #include <support/process_ranks.hpp>
 #include <support/rounds.hpp>
-#include <support/scratch_directory.hpp>
 
 #include <netinet/in.h>
 #include <poll.h>
@@ -47,10 +47,14 @@
 
 namespace {
 using namespace cairn;
+using cairn_test::places;
+using cairn_test::points;
 using cairn_test::process_ranks;
 using cairn_test::rank_event;
 using cairn_test::rank_process;
-using cairn_test::scratch_directory;
+using cairn_test::told_communicator;
+using cairn_test::told_files;
+using cairn_test::told_links;
 namespace fs = std::filesystem;
 
 constexpr int ranks = 4;
@@ -58,57 +62,6 @@ constexpr std::int64_t elements = 60'000;
 float element(std::int64_t step, std::int64_t i) {
   return static_cast<float>((step * 7919 + i) % 65521);
 }
-
-/// Two threads of a rank come to points.
-class points {
- public:
-  explicit points(rank_process& me) : me_(me) {}
-  void pass(const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    me_.point(name);
-    me_.point("any");
-  }
-
- private:
-  rank_process& me_;
-  std::mutex mutex_;
-};
-
-/// What a file of a tier is: "held" of held.f95c, "new-piece" of new-piece-0.
-std::string kind_of(const std::string& path) {
-  auto name = fs::path(path).filename().string();
-  name.resize(std::min(name.find_first_of(".0123456789"), name.size()));
-  while (name.ends_with('-')) name.pop_back();
-  return name;
-}
-
-class told_files final : public tier_files {
- public:
-  explicit told_files(points& at) : at_(at) {}
-  void put(const std::string& path, std::span<const std::byte> bytes) override {
-    at_.pass("before put " + kind_of(path));
-    tier_files::put(path, bytes);
-    at_.pass("after put " + kind_of(path));
-  }
-  void rename(const std::string& from, const std::string& to) override {
-    at_.pass("before rename " + kind_of(to));
-    tier_files::rename(from, to);
-    at_.pass("after rename " + kind_of(to));
-  }
-  void remove(const std::string& path) override {
-    at_.pass("before remove " + kind_of(path));
-    tier_files::remove(path);
-    at_.pass("after remove " + kind_of(path));
-  }
-  void write(const std::string& path, int file, std::uint64_t offset,
-             std::span<const std::byte> bytes) override {
-    at_.pass("before write " + kind_of(path));
-    tier_files::write(path, file, offset, bytes);
-  }
-
- private:
-  points& at_;
-};
 
 class told_store : public file_store {
  public:
@@ -120,66 +73,6 @@ class told_store : public file_store {
 
  private:
   points* at_;
-};
-
-/// "message", while it is told so.
-class told_communicator {
- public:
-  using cairn_role = role::communicator;
-  told_communicator(shared_memory_communicator inner, points& at, const bool& tells)
-      : inner_(std::move(inner)), at_(&at), tells_(&tells) {}
-  [[nodiscard]] int rank() const { return inner_.rank(); }
-  [[nodiscard]] int size() const { return inner_.size(); }
-  void send(int to, std::span<const std::byte> bytes, deadline until) {
-    if (*tells_) at_->pass("message");
-    inner_.send(to, bytes, until);
-  }
-  [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
-    if (*tells_) at_->pass("message");
-    return inner_.receive(from, until);
-  }
-
- private:
-  shared_memory_communicator inner_;
-  points* at_;
-  const bool* tells_;
-};
-
-class told_link {
- public:
-  told_link(tls_link inner, points& at) : inner_(std::move(inner)), at_(&at) {}
-  [[nodiscard]] int rank() const noexcept { return inner_.rank(); }
-  [[nodiscard]] int size() const noexcept { return inner_.size(); }
-  void offer(const offer_key& key, std::span<const std::span<const std::byte>> parts) {
-    at_->pass("before offer");
-    inner_.offer(key, parts);
-    at_->pass("after offer");
-  }
-  void withdraw(const offer_key& key, deadline until) noexcept {
-    at_->pass("before withdraw");
-    inner_.withdraw(key, until);
-  }
-  std::uint64_t await_offer(int peer, const offer_key& key, deadline until) {
-    return inner_.await_offer(peer, key, until);
-  }
-  std::uint64_t fetch(int peer, const offer_key& key, std::span<const fetch_range> ranges, deadline until) {
-    at_->pass("before fetch");
-    const auto got = inner_.fetch(peer, key, ranges, until);
-    at_->pass("after fetch");
-    return got;
-  }
-  [[nodiscard]] bool is_gone(int peer) const noexcept { return inner_.is_gone(peer); }
-
- private:
-  tls_link inner_;
-  points* at_;
-};
-struct told_links {
-  using cairn_role = role::link;
-  points* at;
-  [[nodiscard]] told_link connect(collectives& job, deadline until) const {
-    return {tls_links{}.connect(job, until), *at};
-  }
 };
 
 /// Words that the ranks share with the test; of `held` and `redundant` each rank has one.
@@ -196,14 +89,6 @@ class told_loads {
 
  private:
   rank_process* me_;
-};
-
-struct places {
-  scratch_directory memory{"/dev/shm"};
-  scratch_directory disk;
-  [[nodiscard]] std::string tier(int rank) const { return memory.path() + "/host" + std::to_string(rank); }
-  void lose(int host) const { fs::remove_all(tier(host)); }
-  [[nodiscard]] bool empty() const { return fs::is_empty(memory.path()); }
 };
 
 /// Connects again and again to all ports at which this process listens, sends what is no message of a link, and keeps the

@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # needs: helper_mpi_ranks
 # cost: 25
-"""Runs helper_mpi_ranks as MPI jobs of 8, 4, 2 and 1 ranks, one of which a rank dies in.
+"""Runs helper_mpi_ranks as MPI jobs of 8, 4, 2 and 1 ranks, one of which a rank dies in, by the MPI that it was built with.
 
 usage: test_mpi.py HELPER_MPI_RANKS
 """
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 
+from python.mpi import starter
 from python.programs import expect
 
 HELPER = os.path.abspath(sys.argv[1])
@@ -41,7 +41,7 @@ def run(command, status=0):
 
 
 def mpirun(ranks, *arguments, options=(), status=0):
-    return run(["mpirun", *OPTIONS, *options, "-n", str(ranks), HELPER, *arguments], status)
+    return run([MPIRUN, *OPTIONS, *options, "-n", str(ranks), HELPER, *arguments], status)
 
 
 def check_suite(root):
@@ -58,7 +58,7 @@ def check_killed(root):
     """Rank 2 of 4 dies by SIGKILL. mpirun is told to leave the others alone: as users start it, it ends them all."""
     told = os.path.join(root, "told")
     os.mkdir(told)
-    # What mpirun makes of such a job differs between versions; what the ranks were told is in their files.
+    # What mpirun makes of such a job differs between versions (MPICH's ends all of it, whatever it is told); what the ranks were told is in their files.
     output = mpirun(4, "killed", told, options=["--enable-recovery"], status=None)
     assert sorted(os.listdir(told)) == ["0", "1", "3"], (os.listdir(told), output)
     for rank in "013":
@@ -81,17 +81,18 @@ def check_plain():
 
 
 if __name__ == "__main__":
-    if shutil.which("mpirun") is None:
-        sys.exit("test_mpi: there is no mpirun (Debian and Ubuntu: apt-get install openmpi-bin)")
+    START = starter(HELPER)
+    if START is None:
+        sys.exit("test_mpi: nothing starts programs of this MPI (Debian and Ubuntu: apt-get install openmpi-bin; MPICH: apt-get install mpich)")
+    MPIRUN, WHOSE = START
     OPTIONS = []
-    IS_OPEN_MPI = "Open MPI" in run(["mpirun", "--version"])
-    if IS_OPEN_MPI:
+    if WHOSE == "Open MPI":
         # More ranks than cores; and no complaint that a container allows no reads of another process's memory.
         OPTIONS = ["--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none"]
     with tempfile.TemporaryDirectory() as scratch:
         check_suite(scratch)
-        if IS_OPEN_MPI:
+        if WHOSE == "Open MPI":
             check_killed(scratch)
         else:
-            print("how ranks die is tested with Open MPI only")
+            print(f"how ranks die is tested with Open MPI only, not with {WHOSE}")
     check_plain()

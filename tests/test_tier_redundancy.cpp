@@ -345,6 +345,39 @@ TEST_CASE("what cannot be is refused on all ranks, with the group that has too m
   CHECK(refused == 2);
 }
 
+TEST_CASE(
+    "tensors in device memory are refused with what to write instead, and those in pinned memory are "
+    "redundant") {
+  const hosts on(ranks);
+  const thread_group group(ranks);
+  const thread_link_group links(ranks);
+  std::atomic<int> refused{0};
+  std::atomic<int> redundant{0};
+  on_all_ranks(ranks, [&](int rank) {
+    as_rank(on, rank, partner_copies{}, group, links, [&](auto& ckpt, model& m) {
+      state_dict device;
+      auto view = contiguous_view(m.tensors[0].data(), dtype::f32, {700'001});
+      view.space = memory_space::device, view.device = 0;
+      device.tensor("weights", view);
+      try {
+        static_cast<void>(ckpt.save(device, 1));
+      } catch (const usage_error& e) {
+        refused += std::string(e.what()).find("leave the tier out and pass cuda::pinned_stager") !=
+                   std::string::npos;
+      }
+      state_dict pinned;
+      view.space = memory_space::pinned, view.device = -1;
+      pinned.tensor("weights", view);
+      const auto save = ckpt.save(pinned, 2);
+      save.wait_held();
+      redundant += save.wait_redundant(std::chrono::minutes(2));
+      ckpt.close();
+    });
+  });
+  CHECK(refused == ranks);
+  CHECK(redundant == ranks);
+}
+
 TEST_CASE("redundancy needs of a tier what the concept names, and asks it in its order") {
   const scratch_directory place;
   const thread_group group(2);

@@ -29,6 +29,7 @@
 #include <csignal>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -565,10 +566,12 @@ TEST_CASE("many waits for offers take no thread each") {
 
 namespace {
 
-/// A proxy between a link and its peer. Cuts the connection, or changes a byte, after so many bytes of the peer; once.
+/// A proxy between a link and its peer. Cuts the connection, or changes a byte, after so many bytes of the peer; once. Before
+/// it hands on what the peer says first, it calls a function; once.
 struct bad_network {
-  bad_network(std::uint16_t to, std::size_t after, bool cut)
-      : server([this, to, after, cut](file_descriptor connected) {
+  bad_network(std::uint16_t to, std::size_t after, bool cut, std::function<void()> first_answer = {})
+      : before_answer(std::move(first_answer)), server([this, to, after, cut](file_descriptor connected) {
+          ++connections;
           relay(std::move(connected), stranger(to).release(), after, cut);
         }) {}
   void relay(file_descriptor client, file_descriptor peer, std::size_t after, bool cut) {
@@ -585,6 +588,7 @@ struct bad_network {
         const auto size = static_cast<std::size_t>(got);
         if (std::string_view(some.data(), size).find(secret) != std::string_view::npos) seen = true;
         if (back) {
+          if (before_answer) std::exchange(before_answer, {})();
           if (!met && passed + size > after) {
             met = true;
             if (cut) return;
@@ -609,6 +613,8 @@ struct bad_network {
   static constexpr std::string_view secret = "the weights of a model";
   std::atomic<bool> met{false};
   std::atomic<bool> seen{false};  // the secret, in one piece
+  std::atomic<int> connections{0};
+  std::function<void()> before_answer;
   own_server server;
 };
 
@@ -635,6 +641,21 @@ TEST_CASE("a connection that breaks in the middle of a fetch, and a byte that ch
       CHECK(fetch_one(link, 1, image_key, 0, image.size()) == image);
       CHECK_FALSE(link.is_gone(1));
     }
+}
+
+TEST_CASE("a flood of strangers pushes out no peer that has shown the key and takes a while to go on") {
+  tls_job job(2, {.address = "127.0.0.1", .handshake_timeout = 240s, .max_strangers = 4});
+  const auto image = numbered_bytes(100'000, 1);
+  offer_one(job.at(1), image_key, image);
+  std::vector<stranger> flood;
+  const bad_network between(job.ports[1], ~std::size_t{0}, false, [&] {
+    for (int i = 0; i < 60; ++i) flood.emplace_back(job.ports[1]);
+    await([&] { return job.at(1).counts().strangers == 57; });
+  });
+  auto link = link_to(between.server.port(), job.key, job.addresses[1],
+                      {.address = "127.0.0.1", .handshake_timeout = 240s});
+  CHECK(fetch_one(link, 1, image_key, 0, image.size()) == image);
+  CHECK(between.connections == 1);
 }
 
 TEST_CASE("what others see of the bytes of an offer") {

@@ -44,10 +44,23 @@ class group {
       exchange_in_pairs(outgoing, incoming, cairn::deadline::in(timeout_));
     } catch (const cairn::error& error) {
       // Without a word, those who wait for this rank would take it for the one that is gone.
+      told_ = true;
       tell_who_is_missing(error.fields().rank, error.fields().got);
       find_out_who_is_missing(error.fields().rank);
       throw;
     }
+  }
+
+  /// This rank ends because a call of others' messages, such as cairn's, failed like this. Where it misses a rank, the others are told,
+  /// as exchange() does. @throws cairn::error that names who is missing, where the rank that the call missed has itself left word
+  /// that it gives up; returns where it has not, and after an exchange that failed
+  void give_up(const cairn::error& error) {
+    const bool misses =
+        error.id() == cairn::error_id::peer_lost || error.id() == cairn::error_id::timeout_peer;
+    if (told_ || !misses || error.fields().rank == communicator_.rank()) return;
+    told_ = true;
+    tell_who_is_missing(error.fields().rank, error.fields().got);
+    find_out_who_is_missing(error.fields().rank);
   }
 
   /// Collective: returns when every rank has called it.
@@ -151,6 +164,7 @@ class group {
 
   any_communicator communicator_;
   std::chrono::seconds timeout_;
+  bool told_ = false;
 };
 
 }  // namespace gpt

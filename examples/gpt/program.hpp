@@ -276,7 +276,12 @@ int run_rank(const run_options& options, std::size_t rank,
         options, store_type(tools::open_store(options.checkpoints), kill), connect("saving"), run);
     std::uint64_t step = 0;
     try {
-      step = train<Platform>(options, others, run, state, checkpointer, stop, kill.get(), lines.get());
+      try {
+        step = train<Platform>(options, others, run, state, checkpointer, stop, kill.get(), lines.get());
+      } catch (const cairn::error& error) {
+        others.give_up(error);
+        throw;
+      }
     } catch (...) {
       // Now, not later: the checkpointer ends only when its last save has, and that may wait for a rank that
       // is gone. It ends as one that an exception passes: its last save is given up, and nobody wonders why.

@@ -146,6 +146,7 @@
 #include <cairn/impl/storage/commit/commit_parts.ipp>
 #include <cairn/impl/storage/commit/commit_protocol.ipp>
 #include <cairn/impl/storage/commit/leases.ipp>
+#include <cairn/impl/storage/commit/lost_parts.ipp>
 #include <cairn/impl/storage/commit/pins.ipp>
 #include <cairn/impl/storage/commit/record_collection.ipp>
 #include <cairn/impl/storage/commit/restart_notes.ipp>

@@ -10,15 +10,34 @@ import subprocess
 import threading
 import time
 
+from python.mpi import starter
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 BOX = os.path.join(HERE, "box")
 RANKS_ON_A_HOST = 2
 
 
-def box(*words, status=0, limit=60):
+def box(*words, status=0, limit=240):
     done = subprocess.run([BOX, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limit, check=False)
     assert status is None or done.returncode == status, f"box {words} ended with {done.returncode}: {done.stdout}"
     return done.stdout
+
+
+def mpi_start(program, hosts, words):
+    """What starts its ranks on hosts, with these words in their environment, by the MPI that the program was built with."""
+    command, whose = starter(os.path.join(os.environ["CAIRN_BOX"], "shared", os.path.basename(program)))
+    agent, ranks = os.path.join(HERE, "rsh_agent"), str(len(hosts) * RANKS_ON_A_HOST)
+    if whose == "MPICH":
+        # The card that leads to the others: UCX would take the loopback, too.
+        words = {**words, "UCX_NET_DEVICES": "vec0" if hosts[0].startswith("i") else "eth0"}
+        start = [command, "-launcher", "rsh", "-launcher-exec", agent, "-iface", "br0", "-hosts", ",".join(hosts), "-ppn", str(RANKS_ON_A_HOST),
+                 "-bind-to", "none", "-n", ranks]
+        return start + [word for each in words.items() for word in ("-genv", *each)]
+    network = "10.77.0.0/24"
+    start = [command, "--allow-run-as-root", "--mca", "plm_rsh_agent", agent, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
+             "--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network,
+             "--host", ",".join(f"{host}:{RANKS_ON_A_HOST}" for host in hosts), "--map-by", f"ppr:{RANKS_ON_A_HOST}:node", "--bind-to", "none", "-np", ranks]
+    return start + [word for each in words.items() for word in ("-x", "=".join(each))]
 
 
 class Job:
@@ -29,13 +48,7 @@ class Job:
         self.begun = time.monotonic()
         words = dict(environment or {}, CAIRN_JOB_KEY=secrets.token_hex(32))
         if by == "mpi":
-            command = ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", os.path.join(HERE, "rsh_agent"), "--mca", "pml", "ob1",
-                       "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24",
-                       "--host", ",".join(f"{host}:{RANKS_ON_A_HOST}" for host in hosts), "--map-by", f"ppr:{RANKS_ON_A_HOST}:node", "--bind-to", "none",
-                       "-np", str(len(hosts) * RANKS_ON_A_HOST)]
-            for name, value in words.items():
-                command += ["-x", f"{name}={value}"]
-            commands = [command + [program, "--mpi", *arguments]]
+            commands = [[*mpi_start(program, hosts, words), program, "--mpi", *arguments]]
         else:
             words.update(WORLD_SIZE=str(len(hosts) * RANKS_ON_A_HOST), MASTER_ADDR=hosts[0], MASTER_PORT="29400",
                          TORCHELASTIC_RUN_ID=secrets.token_hex(8))
@@ -63,7 +76,7 @@ class Job:
         with self.told:
             return "\n".join(line for _, line in self.lines)
 
-    def wait_for(self, pattern, limit=60, after=0):
+    def wait_for(self, pattern, limit=240, after=0):
         """The match of the first line after so many that has the pattern."""
         until = time.monotonic() + limit
         with self.told:
@@ -78,7 +91,7 @@ class Job:
                 assert not over and time.monotonic() < until, f"no line has {pattern!r}:\n" + "\n".join(line for _, line in self.lines[-40:])
                 self.told.wait(0.2)
 
-    def wait(self, limit=120):
+    def wait(self, limit=240):
         """The statuses, when all have ended."""
         until = time.monotonic() + limit
         for process in self.processes:
@@ -102,7 +115,7 @@ class Job:
             process.wait(60)
         ended = r"""i=0; while pkill -KILL -f "$0"; do sleep 0.01; i=$((i + 1)); [ $i -lt 3000 ] || { ps -ef; exit 1; }; done"""
         on_each([host for host in self.hosts if host not in without],
-                lambda host: box("on", host, "sh", "-c", ended, "^[^ ]*(train_gpt|cairn-worker|orted) "))
+                lambda host: box("on", host, "sh", "-c", ended, "^[^ ]*(train_gpt|cairn-worker|orted|hydra_pmi_proxy) "))
 
     def last_step(self):
         """The last step that was trained."""

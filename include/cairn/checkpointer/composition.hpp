@@ -101,7 +101,8 @@ constexpr bool check_arguments() {
                 "cairn::checkpointer: persist is given twice; pass one");
   static_assert(
       count_of<role::tier, Arguments...> == 0 || count_of<role::stager, Arguments...> == 0,
-      "cairn::checkpointer: a tier brings its own stager, whose images it holds; leave the stager out");
+      "cairn::checkpointer: a tier brings its own stager, whose images it holds: leave the stager out, or, "
+      "where it copies from devices, of which no tier holds images yet, the tier");
   static_assert(
       count_of<role::persist, Arguments...> == 0 || count_of<role::tier, Arguments...> != 0,
       "cairn::checkpointer: persist says which of the saves that a tier holds go to the store; pass "

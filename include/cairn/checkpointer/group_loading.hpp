@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/checkpointer/load_outcome.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/plan/load/load_planning.hpp>
@@ -20,31 +21,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// How a load ended on the worst-off rank.
-enum class load_outcome : std::uint8_t { loaded = 0, unreadable = 1, damaged = 2, refused = 3 };
-
-/// The failure of the rank whose trouble weighs most; of equals, the lowest rank's.
-struct load_verdict {
-  load_outcome outcome = load_outcome::loaded;
-  std::exception_ptr failure;
-};
-
-[[nodiscard]] inline load_outcome outcome_of(const std::exception_ptr& failure) {
-  if (failure == nullptr) return load_outcome::loaded;
-  try {
-    std::rethrow_exception(failure);
-  } catch (const corrupt_error&) {
-    return load_outcome::damaged;
-  } catch (const storage_error& e) {
-    // Another checkpoint would not help a device.
-    return e.id() == error_id::storage_device ? load_outcome::refused : load_outcome::unreadable;
-  } catch (const timeout_error&) {
-    return load_outcome::unreadable;
-  } catch (...) {
-    return load_outcome::refused;
-  }
-}
 
 /// Names as bytes and back.
 inline void put_names(wire_writer& out, const std::vector<std::string>& names) {

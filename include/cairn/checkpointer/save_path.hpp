@@ -66,7 +66,7 @@ class save_path {
   save_path& operator=(const save_path&) = delete;
 
   [[nodiscard]] any_stager& stager() noexcept { return stager_; }
-  /// What identifies the saves to come. `peers`: null where a rank's save may outlive its process.
+  /// What identifies the saves to come. `peers`: see save_context.
   void set_run(const run_id& run, std::shared_ptr<const peer_watch> peers) {
     run_ = run;
     peers_ = std::move(peers);

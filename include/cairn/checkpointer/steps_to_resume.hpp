@@ -3,12 +3,14 @@
 #include <cairn/checkpointer/earlier_runs.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_services.hpp>
+#include <cairn/checkpointer/step_list.hpp>
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +53,17 @@ struct steps_to_resume {
   shared.found_at_start(found.committed);
   if (notes) found.crash_looping = shared.crash_looping(std::move(taken.restarts));
   return found;
+}
+
+/// The newest step to try, of those `among`, where given, and neither passed over nor avoided.
+[[nodiscard]] inline std::optional<std::int64_t> newest_to_try(const std::vector<std::int64_t>& steps,
+                                                               const std::vector<std::int64_t>* among,
+                                                               const std::vector<std::int64_t>& passed,
+                                                               const std::vector<std::int64_t>& avoided) {
+  for (auto s = steps.rbegin(); s != steps.rend(); ++s)
+    if (!has_step(passed, *s) && !has_step(avoided, *s) && (among == nullptr || has_step(*among, *s)))
+      return *s;
+  return std::nullopt;
 }
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 #include <cairn/execute/main_program.hpp>
 #include <cairn/execute/worker_process.hpp>
 #include <cairn/model/image_backing.hpp>
+#include <cairn/model/peer_watch.hpp>
 #include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +37,7 @@ class worker_client {
     if (process_.running() && process_.link().lost()) static_cast<void>(process_.kill_and_describe());
     if (!process_.running()) {
       known_.clear();
+      gone_.clear();
       layout_ = nullptr;
       metadata_ = nullptr;
       const auto begin = std::chrono::steady_clock::now();
@@ -46,6 +49,17 @@ class worker_client {
     return process_;
   }
   [[nodiscard]] worker_process& process() noexcept { return process_; }
+  /// Tells the worker, which must run and has this save, which ranks are gone of those that it waits for.
+  void tell_gone(const save_context& save, deadline until) {
+    if (save.peers == nullptr) return;
+    wire_writer out;
+    const auto before = gone_.size();
+    // The others wait for the coordinator alone, but for their turn.
+    const auto all = save.coordinator() || save.writers_at_once != 0;
+    for (std::int32_t rank = 0; rank < (all ? save.world_size : 1); ++rank)
+      if (save.peers->is_gone(rank) && gone_.insert(rank).second) out.put(rank);
+    if (gone_.size() != before) process_.link().send(frame_kind::gone, out.view(), until);
+  }
 
   /// Sends a job to the worker, which must run. A worker that does not take all of it is killed: what it has
   /// got is no message. From one that is gone already, what it said last can still be received.
@@ -127,6 +141,7 @@ class worker_client {
   std::uint64_t jobs_ = 0;                 ///< sent
   std::chrono::duration<double> start_{};  ///< what the start of the worker took, until a save has told it
   std::map<std::uint64_t, std::weak_ptr<const void>> known_;
+  std::set<std::int32_t> gone_;  ///< ranks, as the worker was told
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<const cairn::metadata> metadata_;
 };

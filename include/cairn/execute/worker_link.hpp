@@ -32,8 +32,9 @@ enum class frame_kind : std::uint16_t {
   failed = 8,     ///< worker: with the reason, and what it did; the other ranks were told
   question = 9,   ///< worker: for what no description holds, such as credentials; see ask_trainer
   answer = 10,    ///< trainer: to a question
+  gone = 11,      ///< trainer: ranks whose processes are gone, of which their workers may be left
 };
-inline constexpr std::uint16_t worker_protocol = 7;
+inline constexpr std::uint16_t worker_protocol = 8;
 
 /// One message: bytes, and descriptors that go with it.
 struct worker_frame {

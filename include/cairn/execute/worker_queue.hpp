@@ -132,7 +132,7 @@ class worker_queue {
         if (const auto why = save->unreported_failure())
           link.send(frame_kind::failure, wire_writer().put(*save->number()).raw(encode_failure(why)).view(),
                     until);
-      return;
+      return client_->tell_gone(first.context(), until);
     }
     wire_reader in(frame->bytes);
     switch (frame->kind) {

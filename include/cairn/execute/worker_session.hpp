@@ -7,14 +7,17 @@
 #include <cairn/model/image_control.hpp>
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
+#include <cairn/model/peer_watch.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/system/credential_broker.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/rate_limiter.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/shared_segment.hpp>
 #include <cairn/system/wire.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -44,6 +47,24 @@ struct worker_request {
   /// Keeps alive what others see of the save: a run that resumes when the trainer is gone waits for this one,
   /// also before it is begun.
   file_descriptor announced;
+};
+
+/// Which ranks are gone, as the trainer told. Any thread.
+class told_peers final : public peer_watch {
+ public:
+  void add(std::int32_t rank) {
+    const std::lock_guard lock(mutex_);
+    gone_.push_back(rank);
+  }
+  [[nodiscard]] bool is_gone(int rank) const noexcept override {
+    const std::lock_guard lock(mutex_);
+    return std::find(gone_.begin(), gone_.end(), rank) != gone_.end();
+  }
+  [[nodiscard]] bool leaves_workers() const noexcept override { return true; }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::int32_t> gone_;
 };
 
 /// What a worker keeps between saves, and its end of the socket. The receiving thread feeds it, the serving
@@ -101,6 +122,7 @@ class worker_session {
   std::mutex sending_;  // of messages, each whole
   std::mutex asking_;
   std::shared_ptr<rate_limiter> rate_limiter_;
+  const std::shared_ptr<told_peers> peers_ = detail::make_shared<told_peers>();
   std::map<std::uint64_t, std::shared_ptr<shared_segment>> segments_;
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<const cairn::metadata> metadata_;

@@ -57,6 +57,8 @@ class secure_socket {
   [[nodiscard]] socket_progress handshake() noexcept;
   /// Whether handshake() has ended well.
   [[nodiscard]] bool trusted() const noexcept;
+  /// Of a server, before that: whether the first message was made with the key. It may be a copy of another one.
+  [[nodiscard]] bool has_shown_key() const noexcept;
   [[nodiscard]] socket_progress read(std::span<std::byte> into) noexcept;
   /// After wants_write, the next call has at least as many bytes, and begins with the same, or with others of which the
   /// first take the place of those that wait already.

@@ -43,7 +43,7 @@ struct tls_link_options {
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(5);
   std::size_t max_connections = 4096;  ///< of peers at once; more are refused
   std::size_t max_strangers =
-      64;  ///< connections at once that have yet to prove what they are; the oldest goes first
+      64;  ///< connections at once that have yet to prove what they are; the oldest goes first that has shown no key
 };
 
 /// What a link has seen since it began.

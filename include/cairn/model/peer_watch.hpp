@@ -16,6 +16,8 @@ class peer_watch {
   /// Whether the process of a rank has ended or has left the job, so that it will do nothing more. At
   /// most one system call.
   [[nodiscard]] virtual bool is_gone(int rank) const noexcept = 0;
+  /// Whether a worker process of a rank that is gone may go on with its save; the store shows whether one does.
+  [[nodiscard]] virtual bool leaves_workers() const noexcept { return false; }
 };
 
 }  // namespace v1

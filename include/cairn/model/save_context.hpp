@@ -35,8 +35,7 @@ struct save_context {
   /// The number of ranks that save; `rank` is one of them.
   std::int32_t world_size = 1;
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< for writing, and again for the commit
-  /// Tells which ranks are lost, where their loss means that their record will never come; null where
-  /// nobody knows. Not sent to a worker process, since a lost rank's worker may live on.
+  /// Tells which ranks are gone; null where nobody knows. Not sent to a worker process, which is told by its trainer.
   std::shared_ptr<const peer_watch> peers = nullptr;
   /// What is said about the checkpoint, beside what the metadata says; null: nothing. Those of the coordinator count.
   std::shared_ptr<const cairn::annotations> annotations = nullptr;

@@ -9,6 +9,7 @@
 #include <cairn/checkpointer/store_probe.hpp>
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/comm/collectives.hpp>
+#include <cairn/model/peer_watch.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
@@ -32,6 +33,14 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// Ranks whose worker processes may live on.
+struct outlived_peers final : peer_watch {
+  explicit outlived_peers(std::shared_ptr<const peer_watch> by) : watch(std::move(by)) {}
+  [[nodiscard]] bool is_gone(int rank) const noexcept override { return watch->is_gone(rank); }
+  [[nodiscard]] bool leaves_workers() const noexcept override { return true; }
+  std::shared_ptr<const peer_watch> watch;
+};
 
 /// What a checkpointer owns, at one address for its whole life.
 struct engine::inside {
@@ -66,10 +75,16 @@ struct engine::inside {
     std::memcpy(word.data(), bytes.data(), word.size());
     group.set_run(word);
     services->set_run(run);
-    path.set_run(run, path.ends_with_process() ? group.communicator().watch_peers() : nullptr);
+    path.set_run(run, watch_peers());
     redundancy = path.open_tier(place);
   }
 
+  /// Who tells which ranks are gone; null: nobody.
+  std::shared_ptr<const peer_watch> watch_peers() {
+    auto watch = group.communicator().watch_peers();
+    if (watch == nullptr || path.ends_with_process()) return watch;
+    return detail::make_shared<const outlived_peers>(std::move(watch));
+  }
   void check_writable() const {
     if (options.read_only)
       fail(error_id::usage_bad_option, "this checkpointer is read_only: it saves and removes nothing");

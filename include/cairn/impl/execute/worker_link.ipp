@@ -43,7 +43,7 @@ CAIRN_BODY void frame_header::check() const {
   if (descriptors > max_descriptors)
     refuse("a message has more descriptors than allowed", max_descriptors, descriptors);
   const auto number = static_cast<std::uint16_t>(kind);
-  constexpr auto last = static_cast<std::uint16_t>(frame_kind::answer);
+  constexpr auto last = static_cast<std::uint16_t>(frame_kind::gone);
   if (number < 1 || number > last) refuse("a message of an unknown kind", last, number);
 }
 

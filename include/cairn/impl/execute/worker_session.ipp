@@ -111,6 +111,8 @@ CAIRN_BODY void worker_session::listen() noexcept {
         wire_reader in(frame->bytes);
         const auto number = in.get<std::uint64_t>();
         reasons_[number] = decode_failure(in);
+      } else if (frame->kind == frame_kind::gone) {
+        for (wire_reader in(frame->bytes); in.left() != 0;) peers_->add(in.get<std::int32_t>());
       } else if (frame->kind == frame_kind::answer) {
         secret_bytes answer(std::move(frame->bytes));
         if (answer.view().size() > sizeof(std::uint64_t)) answer_ = std::move(answer);
@@ -162,6 +164,7 @@ CAIRN_BODY worker_request worker_session::decode(wire_reader& in, std::vector<fi
   const auto writer = in.take(in.get_count(1));
   request.writer.assign(writer.begin(), writer.end());
   request.context = decode_save_context(in);
+  request.context.peers = peers_;
   const bool digested = in.get<std::uint8_t>() != 0;
   request.traced = in.get<std::uint8_t>() != 0;
   if (in.get<std::uint8_t>() != 0) layout_ = detail::make_shared<const image_layout>(decode_image_layout(in));

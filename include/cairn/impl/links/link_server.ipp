@@ -346,10 +346,13 @@ struct link_server::inside {
     control(EPOLL_CTL_MOD, listener->get(), EPOLLIN | EPOLLONESHOT, of_listener);
   }
 
-  /// Makes room for a stranger: the one that came first goes, which is one that does not speak, where there is any.
+  /// Makes room for a stranger: the one that came first goes, of those that have not shown the key, where there is any.
+  /// A flood would else push out each peer whose process takes a while to answer.
   void evict(std::vector<std::shared_ptr<connection>>& closed) {
-    for (const auto& each : all)
-      if (!each.second->busy && !each.second->socket.trusted()) {
+    for (const bool shown : {false, true})
+      for (const auto& each : all) {
+        const auto& c = *each.second;
+        if (c.busy || c.socket.trusted() || c.socket.has_shown_key() != shown) continue;
         closed.push_back(each.second);
         return forget(each.first);
       }

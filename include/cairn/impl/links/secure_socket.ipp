@@ -216,6 +216,9 @@ CAIRN_BODY int secure_socket::number() const noexcept {
 CAIRN_BODY bool secure_socket::trusted() const noexcept {
   return in_->trusted;
 }
+CAIRN_BODY bool secure_socket::has_shown_key() const noexcept {
+  return ::SSL_session_reused(in_->ssl) == 1;
+}
 
 CAIRN_BODY socket_progress secure_socket::handshake() noexcept {
   ::ERR_clear_error();

@@ -19,6 +19,7 @@
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/commit/lost_parts.hpp>
 #include <cairn/storage/commit/pins.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/commit/run_signs.hpp>
@@ -259,10 +260,11 @@ CAIRN_BODY void safetensors_writer_base::inside::await_turn(const save_context& 
   const auto await = [&](std::int32_t rank, std::int32_t polling) {
     const auto awaited = record_key(c.step, rank, c.attempt, place);
     detail::poll_backoff pause(c.attempt, c.rank, polling);
+    detail::lost_parts lost(store, c, place);
     for (std::uint64_t poll = 1; !store.size(awaited); ++poll) {
       if (poll % detail::polls_for_own_record == 0) protocol_.check_open(c);
       if (image.control()->write_limit_lifted() || image.failed()) return false;
-      if (c.peers != nullptr && c.peers->is_gone(rank) && !store.size(awaited))
+      if (lost.has(rank) && !store.size(awaited))
         fail(error_id::peer_lost, "the rank after which this one was to write is gone", {.rank = rank});
       if (!pause.wait(until))
         fail(error_id::timeout_write, "the rank after which this one was to write has not written in time",
@@ -366,7 +368,13 @@ CAIRN_BODY checkpoint_catalog::cleaning safetensors_writer_base::inside::clean(
 CAIRN_BODY takeover safetensors_writer_base::take_over(run_id run, const takeover_wait& waits) {
   const auto& store = inside_->protocol_.store();
   auto look = detail::look_at(store);
-  while (waits(inside_->catalog_.live_saves(run, look))) look = detail::look_at(store);
+  detail::lost_saves lost(store);
+  const auto live = [&] {
+    auto saves = inside_->catalog_.live_saves(run, look);
+    lost.end(saves, look, run);
+    return saves;
+  };
+  while (waits(live())) look = detail::look_at(store);
   const auto done = inside_->clean(run, look);
   takeover taken{.removed = done.removed, .steps = {}, .restarts = {}};
   // Of an attempt that was ended now, only a look after that tells whether it had committed.

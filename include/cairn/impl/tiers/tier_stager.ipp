@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/copy_engine.hpp>
 #include <cairn/stage/image_sources.hpp>
+#include <cairn/system/error.hpp>
 #include <cairn/tiers/tier_slots.hpp>
 #include <cairn/tiers/tier_stager.hpp>
 
@@ -20,6 +21,15 @@ namespace detail {
 /// Digests lie behind the image.
 [[nodiscard]] inline std::uint64_t tier_bytes_for(const image_layout& layout) noexcept {
   return layout.bytes + layout.blocks * sizeof(std::uint64_t);
+}
+
+/// @throws usage_error (usage_bad_option)
+inline void refuse_devices(const source_table& sources) {
+  for (const auto& source : sources)
+    if (source.view.space == memory_space::device)
+      fail(error_id::usage_bad_option,
+           "a tensor lies in device memory, of which no tier holds images yet: leave the tier out and pass "
+           "cuda::pinned_stager, or give the state tensors that lie in host memory");
 }
 
 struct tier_fill final : image_fill {
@@ -41,6 +51,7 @@ CAIRN_BODY staged_image tier_stager::stage(std::shared_ptr<const image_layout> l
                                            const source_table& sources, stage_options options,
                                            deadline until) {
   process_.check("a stager was used in a child after fork(); make one there");
+  detail::refuse_devices(sources);
   if (slots_->directory().on_disk()) return memory().stage(std::move(layout), sources, options, until);
   if (layout != fitting_layout_ || !(sources == fitting_sources_)) {
     check_sources(*layout, sources);

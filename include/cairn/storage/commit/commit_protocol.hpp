@@ -8,6 +8,7 @@
 #include <cairn/storage/commit/attempts_under_way.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/commit/lost_parts.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -114,7 +115,8 @@ class commit_protocol {
 
  private:
   /// @throws peer_error (peer_lost); what ended the attempt
-  void end_if_coordinator_is_lost(const save_context& c, const std::string& key) const;
+  void end_if_coordinator_is_lost(const save_context& c, detail::lost_parts& lost,
+                                  const std::string& key) const;
   [[nodiscard]] bool large(const save_context& c) const noexcept { return c.world_size > block_ranks(c); }
   [[nodiscard]] std::int32_t block_ranks(const save_context& c) const noexcept {
     return detail::block_ranks_of(options_, c.world_size);

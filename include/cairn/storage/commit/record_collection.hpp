@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/save_context.hpp>
+#include <cairn/storage/commit/lost_parts.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
@@ -87,6 +88,7 @@ class record_collection {
   std::vector<std::int32_t> missing_;  ///< ascending
   std::vector<std::int32_t> blocks_;   ///< first ranks of those that did not appear yet, ascending
   vector<record_header> headers_;
+  lost_parts lost_;
   deadline ask_for_peers_ = deadline::in(std::chrono::nanoseconds(0));
   bool damaged_ = false;  ///< an object of a block was of no use
 };

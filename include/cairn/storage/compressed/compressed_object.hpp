@@ -81,6 +81,10 @@ class compressed_object {
 
   /// See DeadlineObjectWriter.
   void until(deadline when) { inner_.until(when); }
+  /// What the store below shows to others is the compressed file.
+  void announce() { inner_.announce(); }
+  [[nodiscard]] bool announced() const noexcept { return inner_.announced(); }
+  [[nodiscard]] int lock_descriptor() const { return inner_.lock_descriptor(); }
   /// Processor time of threads besides the calling one, in nanoseconds.
   [[nodiscard]] std::int64_t helper_cpu() const { return helper_cpu_ + inner_.helper_cpu(); }
 

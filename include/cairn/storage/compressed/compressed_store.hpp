@@ -51,6 +51,13 @@ class compressed_store {
     }
     void until(deadline when) { encoding_ ? encoding_->until(when) : plain_->until(when); }
     void finish() { encoding_ ? encoding_->finish() : plain_->finish(); }
+    void announce() { encoding_ ? encoding_->announce() : plain_->announce(); }
+    [[nodiscard]] bool announced() const noexcept {
+      return encoding_ ? encoding_->announced() : plain_->announced();
+    }
+    [[nodiscard]] int lock_descriptor() const {
+      return encoding_ ? encoding_->lock_descriptor() : plain_->lock_descriptor();
+    }
     [[nodiscard]] std::int64_t helper_cpu() const { return encoding_ ? encoding_->helper_cpu() : 0; }
 
    private:
@@ -133,6 +140,7 @@ class compressed_store {
     store().link(from, to, until);
   }
 
+  // Manifests, records and marks are not compressed: what the store can do with them, this one can.
   void put_new(std::string_view key, std::span<const std::byte> bytes) { store().put_new(key, bytes); }
   [[nodiscard]] bool publish_new(std::string_view key, std::span<const std::byte> bytes) {
     return store().publish_new(key, bytes);
@@ -144,14 +152,28 @@ class compressed_store {
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix, std::size_t max_parts) {
     return store().keys(prefix, max_parts);
   }
+  [[nodiscard]] bool remove_if(std::string_view key, std::span<const std::byte> bytes) {
+    return store().remove_if(key, bytes);
+  }
+  void open_connections() noexcept { store().open_connections(); }
+  // See MayTrackWriters and AnnouncesWriters. Keys of unfinished data are those of the compressed files.
+  [[nodiscard]] bool tracks_writers() { return store().tracks_writers(); }
+  [[nodiscard]] bool announces_writers() { return store().announces_writers(); }
+  [[nodiscard]] std::vector<std::string> live_writers(std::string_view prefix) {
+    return store().live_writers(prefix);
+  }
+  [[nodiscard]] bool writer_lives(std::string_view key) {
+    return (is_data(key) && store().writer_lives(compressed_key(key))) || store().writer_lives(key);
+  }
+  [[nodiscard]] object_writer show(std::string_view key) {
+    return object_writer(parts_, std::nullopt, store().show(key));
+  }
   [[nodiscard]] std::vector<std::string> leftovers(std::string_view prefix) {
     return store().leftovers(prefix);
   }
   void discard(std::string_view key) { store().discard(key); }
   [[nodiscard]] std::vector<listed_unfinished> unfinished(std::span<const std::string_view> prefixes) {
-    auto found = store().unfinished(prefixes);
-    detail::erase_if(found, [](const auto& object) { return object.lives; });  // as leftovers()
-    return found;
+    return store().unfinished(prefixes);
   }
   [[nodiscard]] std::optional<space_left> free_space() { return store().free_space(); }
   /// The store below, see LayeredStore.
@@ -169,6 +191,7 @@ class compressed_store {
   void make_name_durable(std::string_view key) { store().make_name_durable(key); }
   void note_durable(std::string_view key) noexcept { store().note_durable(key); }
   [[nodiscard]] bool is_noted_durable(std::string_view key) { return store().is_noted_durable(key); }
+  [[nodiscard]] std::unique_ptr<change_watch> watch(std::string_view prefix) { return store().watch(prefix); }
 
   /// See DecodingStore.
   [[nodiscard]] static constexpr bool decodes(std::uint16_t codec) noexcept {

@@ -2,7 +2,6 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/metadata.hpp>
-#include <cairn/model/peer_watch.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/attempt_ending.hpp>
@@ -134,6 +133,7 @@ CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline un
   const auto pollers = merge.done() ? c.world_size : 1;
   detail::poll_backoff pause(c.attempt, c.rank, pollers);
   bool stood = !placement(c).shared();
+  detail::lost_parts lost(store_, c, placement(c));
   for (std::uint64_t poll = 1;; ++poll) {
     objects_.throw_if_aborted(c.step, c.attempt);
     merge.advance();
@@ -150,7 +150,7 @@ CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline un
       if (!stood) stood = store_.size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
       if (stood) objects_.check_record(c, placement(c));
     }
-    end_if_coordinator_is_lost(c, key);
+    end_if_coordinator_is_lost(c, lost, key);
     if (!pause.wait(until))
       fail(error_id::timeout_commit,
            "the coordinator neither committed nor aborted the checkpoint in time; look for its errors",
@@ -172,9 +172,9 @@ CAIRN_BODY int commit_protocol::other_writing_rank(const save_context& c) const 
   return -1;
 }
 
-CAIRN_BODY void commit_protocol::end_if_coordinator_is_lost(const save_context& c,
+CAIRN_BODY void commit_protocol::end_if_coordinator_is_lost(const save_context& c, detail::lost_parts& lost,
                                                             const std::string& key) const {
-  if (c.peers == nullptr || !c.peers->is_gone(0)) return;
+  if (!lost.has(0)) return;
   // What it did before it was gone is visible to requests that begin now.
   objects_.throw_if_aborted(c.step, c.attempt);
   if (!store_.size(key)) detail::fail_lost(c, std::vector<std::int32_t>{0});

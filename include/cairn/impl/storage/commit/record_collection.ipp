@@ -2,7 +2,6 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
-#include <cairn/model/peer_watch.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
@@ -164,7 +163,8 @@ CAIRN_BODY record_collection::record_collection(const any_store& store, const st
       objects_(objects),
       c_(c),
       place_(place),
-      headers_(static_cast<std::size_t>(c.world_size)) {
+      headers_(static_cast<std::size_t>(c.world_size)),
+      lost_(store, c, place) {
   for (std::int32_t r = 0; r < c.world_size; ++r) missing_.push_back(r);
   if (c.world_size > block_ranks) block_ranks_ = block_ranks;
   if (block_ranks_ != 0)
@@ -205,9 +205,7 @@ CAIRN_BODY vector<record_header> record_collection::collect(deadline until) {
 CAIRN_BODY void record_collection::end_if_lost() {
   if (c_.peers == nullptr || !ask_for_peers_.passed()) return;
   ask_for_peers_ = deadline::in(std::chrono::milliseconds(20));
-  std::vector<std::int32_t> lost;
-  for (const auto rank : missing_)
-    if (c_.peers->is_gone(rank)) lost.push_back(rank);
+  auto lost = lost_.among(missing_);
   if (lost.empty()) return;
   // What they did before they were gone is visible to requests that begin now.
   take(lost.size() < max_misses ? probe_records(store_, c_, place_, lost) : listed());
