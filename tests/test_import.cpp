@@ -10,6 +10,7 @@
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/faulty_store.hpp>
