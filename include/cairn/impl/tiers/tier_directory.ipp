@@ -302,6 +302,9 @@ CAIRN_BODY void tier_directory::remove_of_others() const {
       if (elsewhere(*of)) rest.push_back(each);
     } else if (const auto locked = rank_of_lock(each); locked && elsewhere(*locked)) {
       rest.push_back(each);
+    } else if (const auto unfinished = is_unfinished(each) ? rank_of_unfinished(each) : std::nullopt;
+               unfinished && elsewhere(*unfinished)) {
+      rest.push_back(each);
     }
   }
   for (const auto& each : rest) files_->remove(path(each));
