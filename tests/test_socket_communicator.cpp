@@ -35,7 +35,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -122,6 +124,48 @@ cairn::detail::job_file await_file(const std::string& path) {
     if (!cairn::detail::sleep_for(1ms, until)) throw std::runtime_error("rank 0 writes no file");
   }
 }
+
+/// A copy of the file of a job, in which rank 0 listens at another port of this host.
+socket_job job_by_proxy(cairn::detail::job_file file, const std::string& path, std::uint16_t port) {
+  file.rank_0.port = port;
+  file.rank_0.hosts = {"127.0.0.1"};
+  cairn::detail::write_job_file(path, file);
+  auto job = socket_job::in_file(path, 1, 2);
+  job.name = "job";
+  return job;
+}
+
+/// Carries what has come over one socket to another one, neither of which blocks: how many bytes, 0 at the end of either.
+std::size_t carry(int from, int to) {
+  std::vector<char> some(std::size_t{1} << 16);
+  const auto got = ::recv(from, some.data(), some.size(), 0);
+  if (got <= 0) return 0;
+  for (::ssize_t done = 0; done < got;) {
+    const auto put = ::send(to, some.data() + done, static_cast<std::size_t>(got - done), MSG_NOSIGNAL);
+    if (put > 0) done += put;
+    pollfd one{to, POLLOUT, 0};
+    if (put < 0 && (errno != EAGAIN || ::poll(&one, 1, 60'000) <= 0)) return 0;
+  }
+  return static_cast<std::size_t>(got);
+}
+
+/// Stops a process, for as long as this lives.
+struct stopped_process {
+  explicit stopped_process(::pid_t of) : process(of) {
+    ::kill(process, SIGSTOP);
+    for (const auto until = ample(); state() != 'T';)
+      if (!cairn::detail::sleep_for(1ms, until)) throw std::runtime_error("a process does not stop");
+  }
+  stopped_process(const stopped_process&) = delete;
+  stopped_process& operator=(const stopped_process&) = delete;
+  ~stopped_process() { ::kill(process, SIGCONT); }
+  [[nodiscard]] char state() const {
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    return text.at(text.rfind(')') + 2);
+  }
+  ::pid_t process;
+};
 
 /// A rank in a thread of its own, which makes a communicator and keeps it.
 struct rank_in_thread {
@@ -527,37 +571,24 @@ TEST_CASE("a connection that is cut in the middle of a message names the rank at
   const scratch_directory place;
   const auto path = place.path() + "/job", by_proxy = place.path() + "/proxy";
   rank_in_thread zero(socket_job::in_file(path, 0, 2));
-  auto file = await_file(path);
+  const auto file = await_file(path);
   const auto port = file.rank_0.port;
   // Carries bytes both ways, and closes both ends once 4 MiB have gone to rank 0.
   const own_server proxy([port](cairn::detail::file_descriptor from) {
     const auto to = stranger(port).release();
     ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
-    std::vector<char> some(std::size_t{1} << 16);
     for (std::size_t carried = 0; carried < (std::size_t{4} << 20);) {
       pollfd both[] = {{from.get(), POLLIN, 0}, {to.get(), POLLIN, 0}};
       if (::poll(both, 2, 60'000) <= 0) return;
       for (int side = 0; side < 2; ++side) {
         if (both[side].revents == 0) continue;
-        const auto got = ::recv(both[side].fd, some.data(), some.size(), 0);
-        if (got <= 0) return;
-        for (::ssize_t done = 0; done < got;) {
-          const auto put = ::send(both[1 - side].fd, some.data() + done, static_cast<std::size_t>(got - done),
-                                  MSG_NOSIGNAL);
-          if (put > 0) done += put;
-          pollfd one{both[1 - side].fd, POLLOUT, 0};
-          if (put < 0 && (errno != EAGAIN || ::poll(&one, 1, 60'000) <= 0)) return;
-        }
-        if (side == 0) carried += static_cast<std::size_t>(got);
+        const auto bytes = carry(both[side].fd, both[1 - side].fd);
+        if (bytes == 0) return;
+        if (side == 0) carried += bytes;
       }
     }
   });
-  file.rank_0.port = proxy.port();
-  file.rank_0.hosts = {"127.0.0.1"};
-  cairn::detail::write_job_file(by_proxy, file);
-  auto job = socket_job::in_file(by_proxy, 1, 2);
-  job.name = "job";
-  rank_in_thread one(job);
+  rank_in_thread one(job_by_proxy(file, by_proxy, proxy.port()));
   zero.get(), one.get();
   one.get().send(0, bytes_of("before"), ample());
   const auto sent = error_of([&] {
@@ -659,6 +690,63 @@ TEST_CASE("a process that is killed is named on all others, with its host, and w
     me.await(0, 3);
   });
   for (const auto& each : ends) CHECK_MESSAGE((each.good() || each.killed()), each.text());
+}
+
+TEST_CASE("what a rank had sent comes, although nothing more can be written to it") {
+  // Rank 0 has more for rank 1 than its socket takes. While rank 0 stands still, a last message of rank 1 arrives, and then a
+  // reset: what rank 0 does first is to write, which fails.
+  for (const bool in_send : {false, true}) {
+    CAPTURE(in_send);
+    const scratch_directory place;
+    const auto path = place.path() + "/job", by_proxy = place.path() + "/proxy";
+    process_ranks ranks(2);
+    enum : std::size_t { process_of_0, step };
+    await_still_threads();
+    const auto rank_0 = [&](rank_process& me) {
+      socket_communicator comm(socket_job::in_file(path, 0, 2), {.lost_after = 1h});
+      me.word(process_of_0) = static_cast<std::uint32_t>(::getpid());
+      me.await(step, 1);
+      const std::vector<std::byte> much(std::size_t{64} << 20);
+      const auto sends = [&](deadline until) { return error_of([&] { comm.send(1, much, until); })->id(); };
+      if (!in_send) expect(sends(deadline::in(100ms)) == error_id::timeout_peer, "the send ends otherwise");
+      me.word(step) = 2;
+      if (in_send) expect(sends(ample()) == error_id::peer_lost, "the send ends otherwise");
+      expect(text_of(comm.receive(1, ample())) == "last words", "another message");
+      const auto e = error_of([&] { static_cast<void>(comm.receive(1, ample())); });
+      expect(e->id() == error_id::peer_lost && e->fields().rank == 1, std::string("not named: ") + e->what());
+    };
+    const auto rank_1 = [&](rank_process& me) {
+      const auto file = await_file(path);
+      std::atomic<bool> one_way{false}, full{false}, closed{false};
+      const auto wait_for = [](const std::atomic<bool>& flag) {
+        for (const auto until = ample(); !flag;)
+          if (!cairn::detail::sleep_for(1ms, until)) throw std::runtime_error("the proxy does not go on");
+      };
+      const own_server proxy([&](cairn::detail::file_descriptor from) {
+        auto to = stranger(file.rank_0.port).release();
+        ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
+        for (bool last = false; !last;) {
+          pollfd both[] = {{from.get(), POLLIN, 0}, {to.get(), static_cast<short>(full ? 0 : POLLIN), 0}};
+          if (::poll(both, 2, 10) < 0) break;
+          if (both[1].revents != 0 && one_way) full = true;
+          if (both[0].revents != 0) last = carry(from.get(), to.get()) == 0 || full;
+          if (both[1].revents != 0 && !full) last = carry(to.get(), from.get()) == 0 || last;
+        }
+        to = cairn::detail::file_descriptor();  // a reset, as something was not read
+        closed = true;
+      });
+      socket_communicator comm(job_by_proxy(file, by_proxy, proxy.port()), {.lost_after = 1h});
+      one_way = true;
+      me.word(step) = 1;
+      me.await(step, 2);
+      wait_for(full);
+      const stopped_process rank_0_stands_still(static_cast<::pid_t>(me.word(process_of_0)));
+      comm.send(0, bytes_of("last words"), ample());
+      wait_for(closed);
+    };
+    const auto ends = ranks.run([&](rank_process& me) { me.rank() == 0 ? rank_0(me) : rank_1(me); });
+    for (const auto& each : ends) CHECK_MESSAGE(each.good(), each.text());
+  }
 }
 
 TEST_CASE("a process that is stopped, and says nothing for as long as it may, is lost on all others") {

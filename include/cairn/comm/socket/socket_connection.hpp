@@ -50,7 +50,8 @@ class socket_connection {
   void land(std::size_t first, std::span<std::byte> rest);
   /// `rest` is not touched any more; what has come of a message there becomes a part of it again.
   void end_landing() noexcept;
-  /// Writes what waits. `moved`: nothing waits any more.
+  /// Writes what waits. `moved`: nothing waits any more. `ended`: the other end takes nothing more, and nothing waits for
+  /// it any more; what it had sent before is there to be read, and then the end.
   [[nodiscard]] socket_progress::state flush() noexcept;
   /// Puts a frame behind what waits, and writes as much as it can. @throws std::bad_alloc
   void post(const socket_frame& head, std::span<const std::byte> body);

@@ -35,6 +35,9 @@ class socket_connections : public socket_members {
   void arm(socket_connection& c) noexcept;
   /// Reads what has come over a connection, and does what it says. The mutex of neither is locked.
   void go_on(std::uint64_t id, bool by_caller);
+  /// Reads what has come from a peer over all connections to it, as go_on(), whoever reads them else. The mutex of none is
+  /// locked.
+  void read_all_of(int rank);
   /// From now on, or no more, the caller looks for what comes, and not the thread. The mutex of neither is locked.
   void hold(socket_connection& c, bool held);
   /// Reads on from a peer whose messages were received. The mutex is not locked.

@@ -148,6 +148,11 @@ CAIRN_BODY socket_progress::state socket_connection::flush() noexcept {
   while (has_waiting()) {
     const auto progress = write_some(std::span(waiting_).subspan(waiting_at_));
     waiting_at_ += progress.bytes;
+    if (progress.what == socket_progress::state::ended) {
+      ::shutdown(number(), SHUT_RDWR);  // which leaves what has come
+      waiting_.clear();
+      waiting_at_ = 0;
+    }
     if (progress.what != socket_progress::state::moved) return progress.what;
     last_sent = deadline::clock::now();
   }

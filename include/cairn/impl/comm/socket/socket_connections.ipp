@@ -249,7 +249,8 @@ CAIRN_BODY void socket_connections::go_on(std::uint64_t id, bool by_caller) {
       good = progress != socket_progress::state::ended;
     }
     if (good && c->trusted) {
-      if (!c->in_message) good = c->flush() != socket_progress::state::ended;
+      // Whoever takes nothing more may have sent something before it left: the end is what is read, not what is written.
+      if (!c->in_message) static_cast<void>(c->flush());
       c->paused = pause;
       if (good && !c->paused && c->held == by_caller) {
         const auto longest = stranger ? max_hello_bytes : max_message_bytes;
@@ -278,6 +279,23 @@ CAIRN_BODY void socket_connections::go_on(std::uint64_t id, bool by_caller) {
   const std::lock_guard lock(mutex);
   all_know = true;
   changed.notify();
+}
+
+CAIRN_BODY void socket_connections::read_all_of(int rank) {
+  std::vector<connection_ptr> of_it;
+  {
+    const std::lock_guard lock(mutex);
+    for (const auto& each : all_)
+      if (each.second->peer == rank) of_it.push_back(each.second);
+  }
+  for (const auto& each : of_it) {
+    bool held = false;
+    {
+      const std::lock_guard lock(each->mutex);
+      held = each->held;
+    }
+    go_on(each->id, held);
+  }
 }
 
 /// @pre the mutex is locked

@@ -224,6 +224,9 @@ CAIRN_BODY void socket_world::send(int to, std::span<const std::byte> bytes, dea
       what = state::ended;
     }
     if (what == state::ended) {
+      // What it had sent before comes first.
+      ::shutdown(c->number(), SHUT_RDWR);
+      in.read_all_of(to);
       in.end(c, false);
       fail_lost(to);
     }
@@ -286,9 +289,10 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
   held_connection own(in, first, rest);
   const auto silence = deadline::in(in.options.lost_after);
   auto next_look = deadline::in(std::chrono::seconds(1));
+  bool all_read = false;
   for (int failed = 0;;) {
     const auto seen = in.changed.current();
-    bool lost = false, alone = false;
+    bool lost = false, alone = false, read = false;
     auto next = until;
     std::shared_ptr<socket_connection> over_which;
     {
@@ -304,14 +308,23 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
         if (resumes) in.resume(from);
         return message;
       }
-      // What it sent before its end may still be under way over another connection.
-      const auto over = p.gone_at + std::chrono::seconds(1);
-      lost = p.gone && (p.open == 0 || deadline::clock::now() >= over);
+      // What it sent before its end may still be under way over another connection, which ends, too, where it left in peace.
+      const auto over = p.gone_at + (p.left ? std::min<std::chrono::nanoseconds>(in.options.lost_after,
+                                                                                 std::chrono::minutes(1))
+                                            : std::chrono::seconds(1));
+      lost = p.gone && (p.open == 0 || all_read);
+      read = p.gone && p.open > 0 && deadline::clock::now() >= over;
       if (p.gone) next = next.earlier(deadline::at(over));
       alone = p.open == 0 && !p.gone && from != 0 && in.peer(0).gone;
       if (!p.gone && !p.paused) over_which = p.in;
     }
     if (lost) fail_lost(from);
+    if (read) {
+      // The thread that reads it may have had no turn for as long.
+      in.read_all_of(from);
+      all_read = true;
+      continue;
+    }
     if (from == rank() || until.passed())
       fail_late(from, from == rank() ? "a rank waits for a message to itself that it has not sent"
                                      : "no message came by the deadline");
