@@ -552,14 +552,17 @@ TEST_CASE("what waits for an answer, or behind unanswered requests, gives up at 
   cairn::state_dict state;
   state.tensor("weights", weights, {static_cast<std::int64_t>(weights.size())});
   const auto bytes = std::as_bytes(std::span(weights));
-  for (const std::string what :
-       {"copied", "lasting", "save", "end", "small", "link", "link: look", "link: begin", "link: empty"}) {
+  for (const std::string what : {"copied", "lasting", "save", "end", "small", "link", "link: look",
+                                 "link: begin", "link: read", "link: empty"}) {
     CAPTURE(what);
-    s3::server server{s3::quick_server()};
+    auto rules = s3::quick_server();
+    rules.objects.copies = what != "link: read";
+    s3::server server{rules};
     const bool links = what.starts_with("link");
     const std::string request = what == "link"                             ? "UploadPartCopy"
                                 : what == "link: look"                     ? "HeadObject"
                                 : what == "link: begin"                    ? "CreateMultipartUpload"
+                                : what == "link: read"                     ? "GetObject"
                                 : what == "end"                            ? "CompleteMultipartUpload"
                                 : what == "small" || what == "link: empty" ? "PutObject"
                                                                            : "UploadPart";

@@ -147,8 +147,8 @@ class s3_store {
 
   /// See LinksObjects: the service copies the object itself, in parts of 64 MiB and more, several at once; no byte goes
   /// through this process, unless the service knows no such copies. Costs a request for each part and five more. See
-  /// LinksUntil: cancels copies that are under way at the deadline, and then removes the upload. The few requests before and after
-  /// the copies have their own time (s3_options::timeout, completion_timeout).
+  /// LinksUntil: cancels copies, or reads in their place, that are under way at the deadline, and then removes the upload. The few
+  /// requests before and after them have their own time (s3_options::timeout, completion_timeout).
   void link(std::string_view from, std::string_view to, deadline until = deadline::never());
   /// See MayLink: not with Google's dialect, whose uploads take no part from another object.
   [[nodiscard]] bool links() const noexcept { return !bucket_->client.google(); }

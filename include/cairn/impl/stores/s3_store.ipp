@@ -192,8 +192,8 @@ CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix, st
 
 CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to, deadline until) {
   const auto source_key = full_key(from), key = full_key(to);
-  const auto source =
-      bucket_->client.head(source_key, detail::s3_deadline::on(bucket_->client.service().clock, until));
+  const auto by = detail::s3_deadline::on(bucket_->client.service().clock, until);
+  const auto source = bucket_->client.head(source_key, by);
   if (!source) fail_no_object(bucket_->client.place(source_key));
   {
     detail::s3_upload upload(bucket_, key, 0);
@@ -211,7 +211,7 @@ CAIRN_BODY void s3_store::link(std::string_view from, std::string_view to, deadl
     const auto piece = std::span(buffer).first(
         static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), source->bytes - at)));
     const read_range wanted{from, at, piece};
-    read({&wanted, 1});
+    detail::s3_range_reader(*bucket_, {&wanted, 1}, nullptr, by).run();
     const write_range part{at, piece};
     upload.add({&part, 1}, false);
   }

@@ -2,6 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/stores/s3/bucket.hpp>
+#include <cairn/stores/s3/clock.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -31,8 +32,9 @@ struct s3_read_counts {
 /// comes first is taken, and the other request has ended when run() returns. One use.
 class s3_range_reader {
  public:
-  s3_range_reader(s3_bucket& bucket, std::span<const read_range> ranges, s3_read_counts* counts = nullptr)
-      : bucket_(bucket), ranges_(ranges), counts_(counts) {}
+  s3_range_reader(s3_bucket& bucket, std::span<const read_range> ranges, s3_read_counts* counts = nullptr,
+                  s3_deadline until = {})
+      : bucket_(bucket), ranges_(ranges), counts_(counts), until_(std::move(until)) {}
 
   /// @throws storage_not_found, corrupt_truncated, corrupt_identity (the object changed meanwhile), and what
   /// requests throw. Nothing is written to the destinations afterwards.
@@ -68,6 +70,7 @@ class s3_range_reader {
   s3_bucket& bucket_;
   std::span<const read_range> ranges_;
   s3_read_counts* counts_;
+  s3_deadline until_;
   std::map<std::string, s3_object> objects_;
   bool remembered_ = false;
 };

@@ -67,7 +67,7 @@ CAIRN_BODY void s3_range_reader::find_objects(bool use_remembered) {
         objects_.emplace(std::move(key), std::move(*o));
         continue;
       }
-      auto call = bucket_.client.begin({.method = "HEAD", .key = key}, group);
+      auto call = bucket_.client.begin({.method = "HEAD", .key = key, .until = until_}, group);
       asked.emplace(std::move(key), std::move(call));
     }
   } catch (...) {
@@ -238,7 +238,7 @@ CAIRN_BODY std::vector<s3_request> s3_range_reader::requests() const {
     }
     while (done < r->destination.size()) {
       const auto n = std::min<std::uint64_t>(max_get, r->destination.size() - done);
-      s3_request next{.method = "GET", .key = key_of(*r)};
+      s3_request next{.method = "GET", .key = key_of(*r), .until = until_};
       const auto& etag = objects_.at(next.key).etag;
       if (!etag.empty()) next.headers.emplace_back("if-match", etag);
       next.pieces.push_back({r->destination.data() + done, static_cast<std::size_t>(n)});
