@@ -6,6 +6,7 @@
 // waits for new checkpoints. Changes nothing.
 #include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
+#include <cairn/manage/chosen_names.hpp>
 #include <cairn/plan/glob.hpp>
 #include <cairn/storage/commit/pins.hpp>
 #include <cairn/storage/load/stored_record.hpp>
@@ -143,14 +144,19 @@ void print_annotations(const cairn::metadata& content) {
     std::printf("%-28s %s\n", a.name.c_str(), tools::annotation_text(a.value).c_str());
 }
 
-/// Everything about one checkpoint, or about those of its items that match a pattern; false if none does.
-bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
+/// Everything about one checkpoint, or about those of its items that match a pattern. @throws cairn::usage_error where one
+/// matches none
+void print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
                       const std::vector<std::string>& patterns, bool json) {
   auto checkpoint = open(reader, step);
   reader.load_records(checkpoint, cairn::deadline::never());
   const cairn::manifest& m = checkpoint.manifest();
   const auto wanted = [&](const auto& item) { return cairn::is_wanted(patterns, item.name); };
-  if (!patterns.empty() && std::none_of(m.content.items.begin(), m.content.items.end(), wanted)) return false;
+  cairn::detail::chosen_names chosen(patterns);
+  for (const auto& item : m.content.items) static_cast<void>(chosen.take(item.name));
+  chosen.require_all_used([&](auto tell) {
+    for (const auto& item : m.content.items) tell(item.name);
+  });
   if (json) {
     inspecting::print_json(inspecting::json_of(m, ""));
   } else {
@@ -161,7 +167,7 @@ bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
   }
   for (const auto& item : m.content.items)
     if (wanted(item)) print_item(checkpoint, item, json);
-  if (json) return true;
+  if (json) return;
   std::printf("\nfiles\n");
   const bool encoded = std::any_of(m.codecs.begin(), m.codecs.end(), [](auto codec) { return codec != 0; });
   for (const auto& record : m.records) {
@@ -175,7 +181,6 @@ bool print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
                   compressed ? (", compressed to " + std::to_string(*compressed)).c_str() : "");
     }
   }
-  return true;
 }
 
 /// Reads all of the checkpoints of these steps.
@@ -248,10 +253,7 @@ exit_status inspect(const inspect_options& options, tools::terminal& lines) {
     return tools::nothing_there;
   }
   if (!one) return verify(reader, steps, options.json, lines);
-  if (!print_checkpoint(store, reader, steps.back(), options.items, options.json)) {
-    lines.complain("no item of step " + std::to_string(steps.back()) + " matches --items");
-    return tools::nothing_there;
-  }
+  print_checkpoint(store, reader, steps.back(), options.items, options.json);
   if (!options.verify) return tools::fine;
   if (!options.json) std::printf("\n");
   return verify(reader, {steps.back()}, options.json, lines);

@@ -104,8 +104,14 @@ TEST_CASE("checkpoints that are alike are equal by their digests, and others by 
   CHECK(ranks.differences[0].a == "2 ranks, F64 []");
   options.stop = [] { return true; };
   CHECK(!cairn::compare_checkpoints(a, c, options).complete);
-  CHECK(cairn_test::failure_of([&] { (void)cairn::compare_checkpoints(a, b, {.items = {"v*"}}); }).id() ==
-        cairn::error_id::usage_unknown_name);
+  // One of several that chooses nothing, too: what was meant is not compared.
+  for (const auto& items : {std::vector<std::string>{"v*"}, {"w*", "ow"}}) {
+    const auto none =
+        cairn_test::failure_of([&] { (void)cairn::compare_checkpoints(a, b, {.items = items}); });
+    CHECK(none.id() == cairn::error_id::usage_unknown_name);
+    CHECK(none.fields().item == items.back());
+    CHECK((items.size() == 1 || std::string(none.what()).find("near it: own") != std::string::npos));
+  }
 }
 
 TEST_CASE("of what differs, the blocks and the numbers are told") {
@@ -384,7 +390,7 @@ TEST_CASE("what ends a resharding leaves no checkpoint") {
   cairn::checkpointer looks{target, quiet(), cairn::read_only{}};
   CHECK(looks.list().empty());
   options.stop = {};
-  options.items = {"nothing"};
+  options.items = {"w", "nothing"};
   CHECK(failure_of([&] { (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options); }).id() ==
         cairn::error_id::usage_unknown_name);
   options.ranks = 0;

@@ -439,7 +439,7 @@ def check_diff(root, directory, server):
     told = run(DIFF, root + "/of-four/model-00001-of-00001.safetensors", steps[1], "--only", "rng", status=DIFFERENT)
     expect(told, "^rng  only in B  4 ranks, ")
     run(DIFF, root + "/broken", directory, "--step-a", 4, status=TROUBLE)
-    expect(run(DIFF, *steps, "--items", "nothing", status=TROUBLE), "neither checkpoint has an item")
+    expect(run(DIFF, *steps, "--items", "nothing", status=TROUBLE), "no item matches this pattern")
 
 
 def check_reshard(root, directory, server):
@@ -457,6 +457,7 @@ def check_reshard(root, directory, server):
     assert evaluated(two) == evaluated(directory)
     run(RESHARD, one, two, "--to-step", 7, status=UNREADABLE)  # it is there
     run(RESHARD, one, two, "--items", "nothing", status=NOTHING_THERE)
+    expect(run(RESHARD, one, two, "--items", "adam.m", "nothing", status=NOTHING_THERE), "no item matches this pattern.*nothing")
     run(RESHARD, one, two, "--one-file", "--ranks", 2, status=WRONG_OPTIONS)
     run(RESHARD, root + "/broken", root + "/of-broken", status=DAMAGED)
     for told, wanted in ((run(VERIFY, one, "--json"), {"step": 4, "good": True, "damaged_places": 0}),

@@ -96,9 +96,9 @@ struct checkpointer_options {
   bool read_only = false;
 };
 
-/// Makes a checkpointer that only loads. It changes nothing in the store except for a lease on what it reads:
-/// resume() removes and quarantines nothing and does not test whether the store can be written; save(),
-/// prepare() and remove() throw. A program that calls only load() does not need it. Pass it as any argument.
+/// Makes a checkpointer that only loads. It changes nothing in the store, but for the lease that lease() takes: a load holds
+/// none, resume() removes and quarantines nothing and does not test whether the store can be written;
+/// save(), prepare() and remove() throw. A program that calls only load() does not need it. Pass it as any argument.
 struct read_only {
   using cairn_role = role::access;
 };

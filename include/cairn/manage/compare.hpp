@@ -73,7 +73,7 @@ struct compare_report {
 /// what ranks cut in another way, and files without digests, are read and compared. Bits count: 0 and -0 differ. A value
 /// equals a tensor without dimensions. Memory: both manifests and records, the differences, and the buffers.
 /// @throws corrupt_error, storage_error: of what must be read, whatever is damaged ends the comparison; usage_error
-/// (usage_unknown_name) where neither has an item that was chosen
+/// (usage_unknown_name) where a pattern matches no item of either
 [[nodiscard]] compare_report compare_checkpoints(readable_checkpoint& a, readable_checkpoint& b,
                                                  const compare_options& options = {});
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/manage/chosen_names.hpp>
 #include <cairn/manage/element_reads.hpp>
 #include <cairn/model/extents.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
-#include <cairn/plan/glob.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
@@ -92,9 +92,10 @@ class safetensors_export {
     std::vector<std::string> names;
     std::uint64_t in_file = 0;
     const auto& items = checkpoint_.metadata().items;
+    chosen_names wanted(options_.items);
     for (std::uint32_t i = 0; i < items.size(); ++i) {
       const auto& item = std::as_const(items)[i];
-      if (!is_wanted(options_.items, item.name)) continue;
+      if (!wanted.take(item.name)) continue;
       if (item.kind == item_kind::bytes || item.per_rank) {
         report_.left_out.push_back(item.name);
         continue;
@@ -112,6 +113,9 @@ class safetensors_export {
       files.back().push_back({i, std::move(name), item.type, item.global, bytes});
       all_ += bytes;
     }
+    wanted.require_all_used([&](auto tell) {
+      for (const auto& item : items) tell(item.name);
+    });
     if (files.empty())
       fail(error_id::usage_unknown_name,
            "no tensor of step " + std::to_string(checkpoint_.manifest().step) + " is to be exported");
@@ -224,7 +228,7 @@ class safetensors_export {
 /// tensors were cut or compressed. Verifies every block before it writes it. Values become tensors
 /// without dimensions. Leaves out items of bytes and per-rank items, and lists them in the report.
 /// @throws storage_error: storage_not_committed; storage_exists where the target has a file of such a name,
-/// which is not touched; corrupt_error; usage_error if no item is selected
+/// which is not touched; corrupt_error; usage_error if there is no tensor, or a pattern matches no item
 template <ByteStore Target>
 export_report export_safetensors(safetensors_reader& reader, std::int64_t step, Target& target,
                                  const export_options& options = {}) {

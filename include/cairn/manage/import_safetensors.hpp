@@ -39,7 +39,7 @@ struct import_report {
 ///   cairn::import_safetensors(cairn::safetensors_files{"models/llama"}.reader(), target);
 ///
 /// @throws corrupt_error, storage_error: storage_already_committed where there is a checkpoint of this step; usage_error
-/// (usage_unknown_name) where no tensor is selected
+/// (usage_unknown_name) where there is no tensor, or a pattern matches none
 [[nodiscard]] import_report import_safetensors(foreign_reader from, any_store target,
                                                const import_options& options = {});
 

@@ -40,7 +40,7 @@ struct reshard_report {
 /// state are kept; what each rank has for itself stays with the rank of that number. Committed as every save is; ended
 /// before, nothing is there but files that the next try of this step removes, or the next run into this store.
 /// @throws storage_error: storage_already_committed where the target has a checkpoint of this step; corrupt_error;
-/// usage_error where no item is selected, or an option is out of range
+/// usage_error where there is no item, a pattern matches none (usage_unknown_name), or an option is out of range
 [[nodiscard]] reshard_report reshard_checkpoint(readable_checkpoint& from, const any_store& target,
                                                 const reshard_options& options = {});
 

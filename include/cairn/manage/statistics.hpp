@@ -47,7 +47,7 @@ struct statistics_report {
 /// Reads all tensors and values of a checkpoint and measures their numbers; verifies each block that has a digest.
 /// Streams: memory is the buffers, the manifest and the records. The numbers of a tensor do not depend on how ranks cut it,
 /// to the last bit.
-/// @throws corrupt_error, storage_error
+/// @throws corrupt_error, storage_error; usage_error (usage_unknown_name) where a pattern matches no item
 statistics_report measure_checkpoint(readable_checkpoint& from, const statistics_options& options);
 
 }  // namespace v1

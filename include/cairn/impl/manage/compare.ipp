@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/manage/chosen_names.hpp>
 #include <cairn/manage/compare.hpp>
 #include <cairn/manage/element_reads.hpp>
 #include <cairn/manage/element_values.hpp>
@@ -12,7 +13,6 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/stored_items.hpp>
-#include <cairn/plan/glob.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/storage/load/stored_record.hpp>
 #include <cairn/system/algorithm.hpp>
@@ -116,12 +116,17 @@ class checkpoint_comparison {
 
   void find_names() {
     std::vector<std::pair<std::string, std::uint32_t>> of[2];
+    chosen_names wanted(options_.items);  // where equal() would be no answer
     const auto collect = [&](const side& s, auto& to) {
       s.items().for_each_name([&](std::size_t i, std::string_view name) {
-        if (is_wanted(options_.items, name)) to.emplace_back(name, static_cast<std::uint32_t>(i));
+        if (wanted.take(name)) to.emplace_back(name, static_cast<std::uint32_t>(i));
       });
     };
     collect(a_, of[0]), collect(b_, of[1]);
+    wanted.require_all_used([&](auto tell) {
+      for (const auto* const s : {&a_, &b_})
+        s->items().for_each_name([&](std::size_t, std::string_view name) { tell(name); });
+    });
     for (std::size_t i = 0, j = 0; i < of[0].size() || j < of[1].size();) {
       name_pair n;
       const auto order = i == of[0].size()   ? 1
@@ -132,8 +137,6 @@ class checkpoint_comparison {
       names_.push_back(n);
     }
     report_.items = names_.size();
-    if (names_.empty() && !options_.items.empty())  // equal() would be no answer
-      fail(error_id::usage_unknown_name, "neither checkpoint has an item that is to be compared");
   }
 
   [[nodiscard]] static std::string text_of(const stored_item& item) {

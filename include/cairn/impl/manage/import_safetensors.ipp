@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/manage/chosen_names.hpp>
 #include <cairn/manage/import_safetensors.hpp>
 #include <cairn/manage/streamed_checkpoint.hpp>
 #include <cairn/model/chunk_progression.hpp>
@@ -9,7 +10,6 @@
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/stored_items.hpp>
-#include <cairn/plan/glob.hpp>
 #include <cairn/storage/foreign/foreign_checkpoint.hpp>
 #include <cairn/storage/foreign/foreign_reader.hpp>
 #include <cairn/system/algorithm.hpp>
@@ -45,9 +45,15 @@ struct import_selection {
   constexpr auto none = UINT32_MAX;
   std::vector<std::uint32_t> part_of(from.files().size(), none);
   const auto& items = from.metadata().items;
+  std::vector<bool> takes(items.size());
+  chosen_names names(wanted);
+  for (std::size_t i = 0; i < items.size(); ++i) takes[i] = names.take(items[i].name);
+  names.require_all_used([&](auto tell) {
+    for (const auto& item : items) tell(item.name);
+  });
   std::vector<std::size_t> chosen;  // places, in the order of the files
   for (std::size_t p = 0; p < from.places().size(); ++p)
-    if (is_wanted(wanted, items[from.item_of(p)].name)) chosen.push_back(p);
+    if (takes[from.item_of(p)]) chosen.push_back(p);
   const auto& places = from.places();
   detail::sort(chosen, [&](std::size_t a, std::size_t b) {
     return places[a].file != places[b].file ? places[a].file < places[b].file
@@ -72,7 +78,7 @@ struct import_selection {
   }
   s.stored.world_size = static_cast<std::int32_t>(s.files.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
-    if (!is_wanted(wanted, items[i].name)) continue;
+    if (!takes[i]) continue;
     auto item = items[i];
     std::vector<stored_chunk> chunks;
     for (auto c : item.chunks) {

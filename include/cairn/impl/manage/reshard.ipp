@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/manage/chosen_names.hpp>
 #include <cairn/manage/element_reads.hpp>
 #include <cairn/manage/readable_checkpoint.hpp>
 #include <cairn/manage/reshard.hpp>
@@ -14,7 +15,6 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/stored_items.hpp>
-#include <cairn/plan/glob.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
@@ -56,8 +56,12 @@ class resharding {
     made_.stored.state_version = from_.metadata().state_version;
     made_.stored.annotations = from_.metadata().annotations;
     const auto& items = from_.metadata().items;
+    chosen_names wanted(options_.items);
     for (std::uint32_t i = 0; i < items.size(); ++i)
-      if (is_wanted(options_.items, items[i].name)) take(i);
+      if (wanted.take(items[i].name)) take(i);
+    wanted.require_all_used([&](auto tell) {
+      for (const auto& item : items) tell(item.name);
+    });
     if (report_.items == 0) fail(error_id::usage_unknown_name, "no item of this checkpoint is to be written");
     made_.step = options_.step < 0 ? from_.step() : options_.step;
     made_.maker = "cairn.reshard.1";

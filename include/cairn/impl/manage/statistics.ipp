@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/manage/chosen_names.hpp>
 #include <cairn/manage/element_reads.hpp>
 #include <cairn/manage/element_values.hpp>
 #include <cairn/manage/readable_checkpoint.hpp>
@@ -10,7 +11,6 @@
 #include <cairn/model/item.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/stored_items.hpp>
-#include <cairn/plan/glob.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/parallel.hpp>
@@ -45,9 +45,12 @@ class checkpoint_measurement {
 
   statistics_report run() {
     std::vector<std::uint32_t> chosen;
+    chosen_names wanted(options_.items);
     items_.for_each_name([&](std::size_t i, std::string_view name) {
-      if (is_wanted(options_.items, name)) chosen.push_back(static_cast<std::uint32_t>(i));
+      if (wanted.take(name)) chosen.push_back(static_cast<std::uint32_t>(i));
     });
+    wanted.require_all_used(
+        [&](auto tell) { items_.for_each_name([&](std::size_t, std::string_view name) { tell(name); }); });
     for (const auto i : chosen)
       if (items_[i].kind != item_kind::bytes)
         all_ += checked_bytes(items_[i].type, items_[i].global).value_or(0) * copies(items_[i]);
