@@ -59,9 +59,6 @@ namespace fs = std::filesystem;
 
 constexpr int ranks = 4;
 constexpr std::int64_t elements = 60'000;
-float element(std::int64_t step, std::int64_t i) {
-  return static_cast<float>((step * 7919 + i) % 65521);
-}
 
 class told_store : public file_store {
  public:
@@ -153,17 +150,7 @@ class strangers {
 void train(const std::string& store, const std::string& tier, const std::string& name,
            std::uint64_t persisted, std::int64_t steps, bool flooded, rank_process& me) {
   const auto self = static_cast<std::size_t>(me.rank());
-  const std::int64_t first = elements * me.rank() / me.size();
-  std::vector<float> part(static_cast<std::size_t>(elements * (me.rank() + 1) / me.size() - first), -1.0F);
-  std::int64_t value = -1;
-  state_dict state;
-  state.tensor("part", part, shard{{elements}, {first}});
-  state.value("value", value);
-  const auto fill = [&](std::int64_t step) {
-    for (std::size_t i = 0; i < part.size(); ++i)
-      part[i] = element(step, first + static_cast<std::int64_t>(i));
-    value = step * 3;
-  };
+  cairn_test::state_of_steps trained(me.rank(), me.size(), elements);
   points at(me);
   bool resuming = false;
   std::optional<any_checkpointer>
@@ -178,15 +165,9 @@ void train(const std::string& store, const std::string& tier, const std::string&
         checkpointer_options{.peer_timeout = std::chrono::seconds(60), .max_restarts = 0, .quiet = true}});
     auto& ckpt = *job;
     resuming = true;
-    const auto newest = ckpt.resume(state).value_or(0);
+    const auto newest = ckpt.resume(trained.state).value_or(0);
     resuming = false;
-    if (newest > 0) {
-      const auto read = part;
-      const bool right = value == newest * 3;
-      fill(newest);
-      if (!right || part != read)
-        throw std::runtime_error("the state is not that of step " + std::to_string(newest));
-    }
+    if (newest > 0) trained.require(newest);
     if (me.rank() == 0) me.word(resumed) = static_cast<std::uint32_t>(newest) + 1;
     std::optional<strangers> others;
     if (flooded) others.emplace();
@@ -195,8 +176,8 @@ void train(const std::string& store, const std::string& tier, const std::string&
       std::this_thread::yield();
     }
     for (auto step = newest + 1; step <= newest + steps; ++step) {
-      fill(step);
-      const auto save = ckpt.save(state, step);
+      trained.fill(step);
+      const auto save = ckpt.save(trained.state, step);
       save.wait_held();
       me.word(held + self) = static_cast<std::uint32_t>(step);
       if (save.wait_redundant(std::chrono::minutes(2)))

@@ -165,17 +165,7 @@ template <class R>
 void train(const places& on, const std::string& name, R by, const blow& what, std::int64_t until,
            rank_process& me) {
   const auto self = static_cast<std::size_t>(me.rank());
-  const std::int64_t first = elements * me.rank() / me.size();
-  std::vector<float> part(static_cast<std::size_t>(elements * (me.rank() + 1) / me.size() - first), -1.0F);
-  std::int64_t value = -1;
-  state_dict state;
-  state.tensor("part", part, shard{{elements}, {first}});
-  state.value("value", value);
-  const auto fill = [&](std::int64_t step) {
-    for (std::size_t i = 0; i < part.size(); ++i)
-      part[i] = static_cast<float>((step * 7919 + first + static_cast<std::int64_t>(i)) % 65521);
-    value = step * 3;
-  };
+  cairn_test::state_of_steps trained(me.rank(), me.size(), elements);
   const auto scripts = scripts_of(on, me.rank());
   const bool struck_here = me.rank() == what.rank && !what.script.empty();
   striker strike(me, what);
@@ -185,21 +175,15 @@ void train(const places& on, const std::string& name, R by, const blow& what, st
   try {
     job.emplace(make_job(on, name, std::move(by), at, me));
     auto& ckpt = *job;
-    const auto newest = ckpt.resume(state).value_or(0);
-    if (newest > 0) {
-      const auto read = part;
-      const bool right = value == newest * 3;
-      fill(newest);
-      if (!right || part != read)
-        throw std::runtime_error("the state is not that of step " + std::to_string(newest));
-    }
+    const auto newest = ckpt.resume(trained.state).value_or(0);
+    if (newest > 0) trained.require(newest);
     if (me.rank() == 0) me.word(resumed) = static_cast<std::uint32_t>(newest) + 1;
     save_handle first_stored;
     for (auto step = newest + 1; step <= until; ++step) {
       ckpt.before_update();
-      fill(step);
+      trained.fill(step);
       if (step == stored_step && struck_here) scripted_store::write(scripts, what.script);
-      const auto save = ckpt.save(state, step);
+      const auto save = ckpt.save(trained.state, step);
       if (step == stored_step) {
         first_stored = save;
         ckpt.before_update();  // the worker has it

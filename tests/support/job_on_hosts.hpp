@@ -17,6 +17,7 @@
 #include <functional>
 #include <mutex>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -139,6 +140,38 @@ struct told_links {
   [[nodiscard]] told_link connect(cairn::collectives& job, cairn::deadline until) const {
     return {cairn::tls_links{}.connect(job, until), *at};
   }
+};
+
+/// A rank's part of a tensor, and a value, whose elements follow from the step. The state refers to them.
+class state_of_steps {
+ public:
+  state_of_steps(int rank, int size, std::int64_t elements) : first_(elements * rank / size) {
+    part_.resize(static_cast<std::size_t>(elements * (rank + 1) / size - first_), -1.0F);
+    state.tensor("part", part_, cairn::shard{{elements}, {first_}});
+    state.value("value", value_);
+  }
+  state_of_steps(const state_of_steps&) = delete;
+  state_of_steps& operator=(const state_of_steps&) = delete;
+  void fill(std::int64_t step) {
+    for (std::size_t i = 0; i < part_.size(); ++i)
+      part_[i] = static_cast<float>((step * 7919 + first_ + static_cast<std::int64_t>(i)) % 65521);
+    value_ = step * 3;
+  }
+  /// @throws std::runtime_error unless it is that of this step
+  void require(std::int64_t step) {
+    const auto read = part_;
+    const auto value = value_;
+    fill(step);
+    if (value != value_ || part_ != read)
+      throw std::runtime_error("the state is not that of step " + std::to_string(step));
+  }
+
+  cairn::state_dict state;
+
+ private:
+  std::int64_t first_;
+  std::vector<float> part_;
+  std::int64_t value_ = -1;
 };
 
 /// Where the hosts of a job have their memory, and the store.
