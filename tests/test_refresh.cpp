@@ -465,6 +465,31 @@ TEST_CASE("a refresh that fails says what is torn, and the next one loads that w
   CHECK(w == run.tensors[1].second);
 }
 
+TEST_CASE("a refresh that cannot begin leaves the rest of a padded tensor, too") {
+  trainer run;
+  run.tensors = {{"w", floats(block_floats)}};
+  run.save(1);
+  cairn::checkpointer ckpt{cairn::file_store{run.directory.path()}, quiet()};
+  std::vector<float> w(2 * block_floats, 5.0F);
+  cairn::state_dict state;
+  state.tensor("w", w, {static_cast<std::int64_t>(w.size())});
+  ckpt.load(state, 1, cairn::pad{"w", 0, cairn::keep_rest});
+  run.tensors[0].second[0] = -1;
+  run.save(2);
+  const auto file = run.file_of(2);
+  fs::rename(file, file + ".away");
+  const auto before = w;
+  CHECK(failure_of([&] {
+          ckpt.refresh(state, 2, cairn::pad{"w", 0, 9.0});
+        }).id() == error_id::corrupt_missing_file);
+  CHECK(ckpt.torn_items().empty());
+  CHECK(w == before);
+  fs::rename(file + ".away", file);
+  static_cast<void>(ckpt.refresh(state, 2, cairn::pad{"w", 0, 9.0}));
+  CHECK(w[0] == -1);
+  CHECK(w.back() == 9);
+}
+
 TEST_CASE("bytes that get another size are read, and torn where the refresh fails") {
   scratch_directory directory;
   std::string text = "first";

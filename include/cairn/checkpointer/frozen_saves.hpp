@@ -4,11 +4,13 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/source_table.hpp>
+#include <cairn/model/tensor_view.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/vector.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -80,10 +82,22 @@ class frozen_saves {
   }
 
  private:
+  /// Where an item lies, and in which order its elements are: a matrix and its transpose may begin at one address.
+  struct place {
+    explicit place(const tensor_view& view) : data(view.data) {
+      if (view.shape.volume() == 0) return;
+      for (int d = 0; d < view.shape.rank(); ++d)
+        if (view.shape[d] != 1)
+          strides[static_cast<std::size_t>(d)] = view.strides[static_cast<std::size_t>(d)];
+    }
+    bool operator==(const place&) const = default;
+    const std::byte* data;
+    std::array<std::int64_t, extents::max_rank> strides{};  ///< 0 where they say nothing
+  };
   struct save {
     save_attempt attempt;
     std::vector<linked_file> files;
-    std::vector<const std::byte*> memory;
+    std::vector<place> memory;
     bool linked;
     bool committed;
   };
@@ -97,8 +111,8 @@ class frozen_saves {
   void look_at(const save_plan& plan, const source_table& sources) {
     memory_.clear();
     if (files_.empty()) return;
-    for (const auto& place : whole_->items)
-      if (plan.items[place.item].flags.frozen) memory_.push_back(sources[place.item].view.data);
+    for (const auto& each : whole_->items)
+      if (plan.items[each.item].flags.frozen) memory_.emplace_back(sources[each.item].view);
   }
   [[nodiscard]] save* last_committed() noexcept {
     auto found = saves_.begin();
@@ -110,8 +124,8 @@ class frozen_saves {
   std::mutex mutex_;
   vector<save> saves_;  // in the order in which they began; from the newest committed one on
   std::shared_ptr<const image_layout> whole_;
-  std::vector<linked_file> files_;        // of whole_
-  std::vector<const std::byte*> memory_;  // of its frozen items
+  std::vector<linked_file> files_;  // of whole_
+  std::vector<place> memory_;       // of its frozen items
   std::shared_ptr<const image_layout> rest_;
   int failures_ = 0;  // of saves that linked, since one was committed
   bool gives_up_ = false;

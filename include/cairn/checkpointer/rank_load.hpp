@@ -60,6 +60,14 @@ class rank_load {
     load_plan plan;
     std::vector<callback<void()>> after;  // of a migration
     decltype(devices_->begin_load(options_.load_memory)) copies = nullptr;
+    const auto fill_rests = [&] {
+      for (auto rest : plan.fills) {
+        const auto dimension = static_cast<int>(std::exchange(rest.chunk, 0u));
+        const auto view = planner.resolve(state, opened->metadata(), rest).view;
+        known_.forget({range_of(view)});
+        request.changes->fill(state.entries()[rest.entry].name, dimension, view);
+      }
+    };
     // All that can fail on one rank before the ranks read together.
     const auto open = [&] {
       opened.emplace(reader.open(step, manifest));
@@ -67,12 +75,7 @@ class rank_load {
       plan = plan_part(planner, state, opened->metadata(), step, manifest, request, !migrated);
       if (migrated) plan.report.migrated_from = opened->metadata().state_version;
       if (group_.size() == 1) refuse_unmatched(plan.report, state);
-      for (auto rest : plan.fills) {
-        const auto dimension = static_cast<int>(std::exchange(rest.chunk, 0u));
-        const auto view = planner.resolve(state, opened->metadata(), rest).view;
-        known_.forget({range_of(view)});
-        request.changes->fill(state.entries()[rest.entry].name, dimension, view);
-      }
+      if (refreshing == nullptr) fill_rests();
       if (devices_ != nullptr) copies = devices_->begin_load(options_.load_memory);
     };
     std::shared_ptr<read_exchange> exchange;
@@ -102,6 +105,7 @@ class rank_load {
     pass.state = state.bindings();
     const auto begin_refresh = [&] {
       if (refreshing->agree) refreshing->agree(plan.report);
+      fill_rests();  // not before all ranks have found that they can begin: until then memory stays as it was
     };
     read_options how{.memory_budget = options_.load_memory, .devices = copies.get(), .stages = &stages};
     if (reader.compares_blocks()) {
