@@ -23,6 +23,7 @@
 
 #include <doctest/doctest.h>
 #include <support/dying_communicator.hpp>
+#include <support/no_more_files.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
 
@@ -663,23 +664,18 @@ TEST_CASE("where no host takes an image that is rebuilt, the start ends, and the
   CHECK(again.resumed == 3);
   CHECK(again.right == 4);
 }
-/// This process can open no file until it ends.
-class no_more_files {
- public:
-  no_more_files() {
-    const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    ::close(next);
-    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
-    const ::rlimit none{.rlim_cur = static_cast<::rlim_t>(next), .rlim_max = before_.rlim_max};
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-  }
-  no_more_files(const no_more_files&) = delete;
-  no_more_files& operator=(const no_more_files&) = delete;
-  ~no_more_files() { static_cast<void>(::setrlimit(RLIMIT_NOFILE, &before_)); }
+REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+}
+no_more_files(const no_more_files&) = delete;
+no_more_files& operator=(const no_more_files&) = delete;
+~no_more_files() {
+  static_cast<void>(::setrlimit(RLIMIT_NOFILE, &before_));
+}
 
- private:
-  ::rlimit before_{};
-};
+private:
+::rlimit before_{};
+}
+;
 TEST_CASE("what a limit of open files hides is not taken for missing") {
   job j;
   j.hosts = names_of(2, 2);

@@ -46,7 +46,9 @@ class save_votes {
   std::uint64_t await(int peer, const offer_key& key, deadline until, bool until_newer);
   /// Offers something for good, or until withdraw_old() takes it back: `what` stays where it is.
   void tell(const offer_key& key, std::span<const std::byte> what);
-  /// Withdraws what is older than the last 256 that were told, except that the newest complete save was one.
+  /// Withdraws what is older than the last 256 that were told, except that the newest complete save was one, and the last
+  /// 16,384 saves that were given up: who heard nothing for as long as links were silent asks for one of them when they
+  /// are back, and nothing goes on without an answer.
   void withdraw_old() noexcept;
   /// Tells that this rank has given up a save: for a newer one, or because it failed.
   void tell_gave_up(std::uint64_t save, bool for_newer) noexcept;
@@ -72,7 +74,8 @@ class save_votes {
   const std::string vote_;      // this rank and those below it have what the save needs
   const std::string complete_;  // all have
   std::mutex mutex_;
-  std::deque<offer_key> told_;
+  static constexpr std::size_t max_given_up = 16'384;
+  std::deque<offer_key> told_, given_up_;
 };
 
 }  // namespace detail

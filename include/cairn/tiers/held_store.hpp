@@ -32,6 +32,8 @@ struct tier_plan {
 };
 /// Reads it from one of its two files. @throws corrupt_error, storage_error
 [[nodiscard]] tier_plan plan_in_tier(const std::string& directory, std::uint64_t plan_digest);
+/// Whether both of its files are there.
+[[nodiscard]] bool has_plan_in_tier(const std::string& directory, std::uint64_t plan_digest);
 
 /// One save that a local tier holds, as a ByteStore that nobody writes: the manifest, the records and the data files
 /// that it would have in a store, so that what reads a store reads it. Copies share the open files. Any thread.

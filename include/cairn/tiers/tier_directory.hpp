@@ -74,7 +74,7 @@ class tier_directory {
   /// The first rank of this run that opened this place. After open().
   [[nodiscard]] std::int32_t first_rank() const noexcept { return first_rank_; }
   [[nodiscard]] bool first_here() const noexcept { return first_rank_ == user_.rank; }
-  /// Whether no process is this rank here.
+  /// Whether no process of this run is, or was, this rank here: one that was killed left what others may need.
   [[nodiscard]] bool is_elsewhere(std::int32_t rank) const;
   /// Removes what ranks left here that are elsewhere now. @throws storage_error
   void remove_of_others() const;

@@ -60,7 +60,14 @@ struct held_votes::state {
   void have_plan(std::uint64_t plan_digest, deadline until) {
     const std::lock_guard lock(plan_mutex);
     const offer_key key{"cairn.plan", plan_digest};
-    if (std::any_of(plans.begin(), plans.end(), [&](const auto& each) { return each.key == key; })) return;
+    const auto known =
+        std::find_if(plans.begin(), plans.end(), [&](const auto& each) { return each.key == key; });
+    if (known != plans.end()) {
+      // The tier of a host keeps fewer plans than are known here. Rank 0 writes its own again where they come again.
+      if (place == link.rank() && link.rank() != 0 && !has_plan_in_tier(tier->directory(), plan_digest))
+        tier->keep_plan(plan_digest, decode_manifest(known->bytes, "a plan that came before").content);
+      return;
+    }
     offered_plan made{.key = key, .bytes = {}};
     if (link.rank() == 0) {
       made.bytes = plan_in_tier(tier->directory(), plan_digest).bytes;

@@ -13,6 +13,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -61,7 +62,13 @@ struct link_reader::state {
       try {
         fetch(which, of.begin, out);
       } catch (const std::exception& e) {
-        why = e.what();
+        try {
+          why = e.what();
+        } catch (const std::bad_alloc&) {
+        }
+        if (why.empty()) why = "no memory";  // which needs none
+      } catch (...) {
+        why = "it is not said";
       }
       lock.lock();
       of.failure = std::move(why);

@@ -26,6 +26,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <utility>
 
 namespace cairn {
@@ -333,11 +334,15 @@ struct redundancy_engine::state {
       } catch (const detail::unknown_end&) {
         keeps_unknown = true;
         report.state = redundancy_state::failed;
-        report.why = "this rank has its piece, and has not heard in time whether all ranks have theirs";
+        say(report, "this rank has its piece, and has not heard in time whether all ranks have theirs");
       } catch (const std::exception& e) {
         votes.tell_gave_up(now.generation(), false);
         report.state = redundancy_state::failed;
-        report.why = e.what();
+        say(report, e.what());
+      } catch (...) {  // a link of somebody else's may throw what it likes
+        votes.tell_gave_up(now.generation(), false);
+        report.state = redundancy_state::failed;
+        say(report, "its link failed without a word");
       }
       report.seconds = std::chrono::duration<double>(clock::now() - now.begin).count();
       const auto save = now.save;
@@ -347,17 +352,35 @@ struct redundancy_engine::state {
       else if (keeps_unknown)
         unknown = std::move(now);
       now = {};
-      end(save, std::move(report));
+      end(save, report);
     }
   }
-  void end(std::uint64_t save, redundancy_report report) {
-    {
+  static void say(redundancy_report& report, const char* why) noexcept {
+    try {
+      report.why = why;
+    } catch (const std::bad_alloc&) {
+      report.why = "no memory";  // needs none
+    }
+  }
+  /// Where no memory is left, the text is missing.
+  void end(std::uint64_t save, const redundancy_report& report) noexcept {
+    try {
       const std::lock_guard lock(mutex);
-      reports[save] = report;
+      auto& of = reports[save];
+      of = {.state = report.state,
+            .why = {},
+            .seconds = report.seconds,
+            .fetched_bytes = report.fetched_bytes,
+            .kept_bytes = report.kept_bytes};
       while (reports.size() > 64) reports.erase(reports.begin());
+      say(of, report.why.c_str());
+    } catch (const std::bad_alloc&) {  // its report is no longer among them
     }
     changed.notify_all();
-    if (told) told(save, report);
+    try {
+      if (told) told(save, report);
+    } catch (...) {  // an observer
+    }
   }
 
   any_peer_link& link;

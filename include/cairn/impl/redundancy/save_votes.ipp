@@ -18,7 +18,8 @@ inline constexpr std::byte gave_up_failed{1};
 inline constexpr std::chrono::milliseconds vote_wait{50};
 
 CAIRN_BODY save_votes::~save_votes() {
-  for (const auto& key : told_) link_.withdraw(key, deadline::in(std::chrono::seconds(1)));
+  for (const auto* all : {&told_, &given_up_})
+    for (const auto& key : *all) link_.withdraw(key, deadline::in(std::chrono::seconds(1)));
 }
 CAIRN_BODY bool save_votes::is_offered(int peer, const offer_key& key, std::span<std::byte> what) {
   const fetch_range range{.offset = 0, .destination = what};
@@ -48,15 +49,22 @@ CAIRN_BODY std::uint64_t save_votes::await(int peer, const offer_key& key, deadl
 }
 CAIRN_BODY void save_votes::tell(const offer_key& key, std::span<const std::byte> what) {
   const std::lock_guard lock(mutex_);
-  told_.push_back(key);  // before it is offered: nothing fails after that
+  auto& all = key.name == gave_up_ ? given_up_ : told_;
+  all.push_back(key);  // before it is offered: nothing fails after that
   try {
     link_.offer(key, std::span(&what, 1));
   } catch (...) {
-    told_.pop_back();
+    all.pop_back();
     throw;
   }
 }
 CAIRN_BODY void save_votes::withdraw_old() noexcept {
+  for (std::unique_lock lock(mutex_); given_up_.size() > max_given_up; lock.lock()) {
+    const auto key = std::move(given_up_.front());
+    given_up_.pop_front();
+    lock.unlock();  // it may wait for somebody who reads it
+    link_.withdraw(key, deadline::in(std::chrono::seconds(1)));
+  }
   for (std::unique_lock lock(mutex_); told_.size() > 256; lock.lock()) {
     // Who does not know yet how the newest complete save ended asks for it, however late.
     const auto newest = std::find_if(told_.rbegin(), told_.rend(),

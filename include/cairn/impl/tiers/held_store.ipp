@@ -50,6 +50,12 @@ CAIRN_BODY tier_plan plan_in_tier(const std::string& directory, std::uint64_t pl
   }
 }
 
+CAIRN_BODY bool has_plan_in_tier(const std::string& directory, std::uint64_t plan_digest) {
+  for (const auto& name : {plan_name(plan_digest), second_plan_name(plan_digest)})
+    if (::access((directory + "/" + name).c_str(), F_OK) != 0) return false;
+  return true;
+}
+
 CAIRN_BODY void held_store::object_writer::write(std::span<const write_range>) {
   fail_read_only("");
 }

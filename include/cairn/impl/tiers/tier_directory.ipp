@@ -55,6 +55,12 @@ namespace detail {
   return text.size() == prefix.size() + digits && text.starts_with(prefix) &&
          text.find_first_not_of("0123456789abcdef", prefix.size()) == text.npos;
 }
+[[nodiscard]] inline std::string run_name(const run_id& run) {
+  char name[64];
+  std::snprintf(name, sizeof name, "run-%016llx%016llx", static_cast<unsigned long long>(run.high),
+                static_cast<unsigned long long>(run.low));
+  return name;
+}
 [[nodiscard]] inline bool is_run_name(std::string_view text) {
   return has_hex_after(text, "run-", 32);
 }
@@ -234,10 +240,7 @@ CAIRN_BODY void tier_directory::check_job() const {
 
 CAIRN_BODY void tier_directory::open(const tier_user& user) {
   user_ = user;
-  char name[64];
-  std::snprintf(name, sizeof name, "run-%016llx%016llx", static_cast<unsigned long long>(user.run.high),
-                static_cast<unsigned long long>(user.run.low));
-  const std::string mark = name;
+  const auto mark = run_name(user.run);
   bool made = false;
   if (user.rank == 0 || spread_)
     made = make();
@@ -257,6 +260,10 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
          "another process is this rank of the local tier: give each job a directory of its own, and end the "
          "job before it is started again",
          {.rank = user.rank, .file = own});
+  // So that the others of this host can tell a rank of this run that was killed from one that this run has elsewhere.
+  if (::ftruncate(alive_->get(), 0) != 0 ||
+      ::pwrite(alive_->get(), mark.data(), mark.size(), 0) != static_cast<::ssize_t>(mark.size()))
+    fail_system(errno, "a file of the local tier could not be written: " + own);
   choice_ = open_unforked(path("lock"));
   if (spread_) {
     const exclusion alone(*this, deadline::in(std::chrono::seconds(30)));
@@ -282,7 +289,12 @@ CAIRN_BODY bool tier_directory::is_elsewhere(std::int32_t rank) const {
   if (rank == user_.rank) return false;
   const file_descriptor file(
       ::open(path(numbered("rank-%05d.lock", rank)).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  return !file.open() || ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+  if (!file.open()) return errno == ENOENT;  // for want of a descriptor nobody is elsewhere
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  // Free, and of this run: it was killed here, and what it holds is for whoever starts the job again.
+  char of[64];
+  const auto bytes = ::pread(file.get(), of, sizeof of, 0);
+  return bytes >= 0 && std::string_view(of, static_cast<std::size_t>(bytes)) != run_name(user_.run);
 }
 CAIRN_BODY void tier_directory::remove_of_others() const {
   // Records before what they name.
