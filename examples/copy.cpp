@@ -77,7 +77,8 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
     try {
       status = tools::worse(status, copy_step(from, to, step, arguments, stop, lines));
     } catch (const cairn::error& error) {
-      if (tools::status_of(error) == tools::nothing_there && arguments.step < 0 && !arguments.newest) {
+      // One that a running job removed meanwhile is none that is missing; a target that is not there is another matter.
+      if (error.id() == cairn::error_id::storage_not_committed && arguments.step < 0 && !arguments.newest) {
         lines.say("step " + std::to_string(step) + "  is not there any more");
         continue;
       }

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <cairn/cairn.hpp>
 #include <cairn/manage/chosen_names.hpp>
+#include <cairn/manage/removed_step.hpp>
 #include <cairn/plan/glob.hpp>
 #include <cairn/storage/commit/pins.hpp>
 #include <cairn/storage/load/stored_record.hpp>
@@ -41,7 +42,6 @@ namespace {
 
 using inspecting::damage_listed;
 using inspecting::interruption;
-using inspecting::open;
 using inspecting::summary;
 using inspecting::uncommitted_steps;
 using tools::count_text;
@@ -87,8 +87,11 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
   for (const auto step : steps) {
     lines.progress_counted("reading manifests", looked_at++, steps.size());
     try {
-      const auto checkpoint = open(reader, step);
+      const auto manifest_bytes = reader.fetch(step);
+      const auto checkpoint = reader.open(step, manifest_bytes);
       const auto damage = damage_listed(store, checkpoint.manifest());
+      if (!damage.empty())
+        cairn::detail::require_committed(reader.store(), step, cairn::digest(manifest_bytes));
       const bool is_pinned = std::binary_search(pinned.begin(), pinned.end(), step);
       if (!damage.empty()) status = tools::damaged;
       if (json) {
@@ -101,6 +104,9 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
       status = tools::damaged;
       lines.say(json ? tools::json_object().step("step", step).text("damaged", error.what()).line()
                      : "step " + std::to_string(step) + "  damaged: " + error.what());
+    } catch (const cairn::storage_error& error) {
+      if (error.id() != cairn::error_id::storage_not_committed) throw;
+      if (!json) lines.say("step " + std::to_string(step) + "  is not there any more");
     }
   }
   lines.end_progress();
@@ -148,8 +154,10 @@ void print_annotations(const cairn::metadata& content) {
 /// matches none
 void print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
                       const std::vector<std::string>& patterns, bool json) {
-  auto checkpoint = open(reader, step);
-  reader.load_records(checkpoint, cairn::deadline::never());
+  const auto manifest_bytes = reader.fetch(step);
+  auto checkpoint = reader.open(step, manifest_bytes);
+  cairn::detail::read_committed(reader.store(), step, cairn::digest(manifest_bytes),
+                                [&] { return reader.load_records(checkpoint, cairn::deadline::never()); });
   const cairn::manifest& m = checkpoint.manifest();
   const auto wanted = [&](const auto& item) { return cairn::is_wanted(patterns, item.name); };
   cairn::detail::chosen_names chosen(patterns);
@@ -183,21 +191,25 @@ void print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
   }
 }
 
-/// Reads all of the checkpoints of these steps.
-exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, bool json,
+/// Reads all of the checkpoints of these steps. `listed`: nobody asked for one of them by its number.
+exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, bool listed, bool json,
                    tools::terminal& lines) {
   exit_status status = tools::fine;
   for (const auto step : steps) {
     const auto name = "step " + std::to_string(step);
     try {
       const auto begin = std::chrono::steady_clock::now();
-      auto checkpoint = open(reader, step);
+      const auto manifest_bytes = reader.fetch(step);
+      auto checkpoint = reader.open(step, manifest_bytes);
       std::uint64_t all = 0;
       std::atomic<std::uint64_t> done{0};
       for (const auto& record : checkpoint.manifest().records)
         if (record.rank == checkpoint.manifest().placement.first_of(record.rank)) all += record.data_bytes;
-      const auto bytes = reader.verify(checkpoint, cairn::deadline::never(), [&](std::uint64_t next) {
-        lines.progress(name + "  reading", done.fetch_add(next), all);
+      const auto digest = cairn::digest(manifest_bytes);
+      const auto bytes = cairn::detail::read_committed(reader.store(), step, digest, [&] {
+        return reader.verify(checkpoint, cairn::deadline::never(), [&](std::uint64_t next) {
+          lines.progress(name + "  reading", done.fetch_add(next), all);
+        });
       });
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
       char text[40];
@@ -210,6 +222,11 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, 
                            .line()
                      : name + "  verified: " + size_text(bytes) + text + ", every digest is right");
     } catch (const cairn::error& error) {
+      // One that a running job removed meanwhile is none that is missing.
+      if (listed && error.id() == cairn::error_id::storage_not_committed) {
+        if (!json) lines.say(name + "  is not there any more");
+        continue;
+      }
       const auto found = tools::status_of(error);
       status = tools::worse(status, found);
       if (json)
@@ -252,11 +269,11 @@ exit_status inspect(const inspect_options& options, tools::terminal& lines) {
     lines.complain("there is no checkpoint in " + options.url);
     return tools::nothing_there;
   }
-  if (!one) return verify(reader, steps, options.json, lines);
+  if (!one) return verify(reader, steps, true, options.json, lines);
   print_checkpoint(store, reader, steps.back(), options.items, options.json);
   if (!options.verify) return tools::fine;
   if (!options.json) std::printf("\n");
-  return verify(reader, {steps.back()}, options.json, lines);
+  return verify(reader, {steps.back()}, false, options.json, lines);
 }
 
 }  // namespace

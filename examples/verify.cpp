@@ -96,8 +96,8 @@ tools::exit_status verify(const verify_arguments& arguments, tools::terminal& li
     try {
       status = tools::worse(status, verify_step(reader, steps[i], arguments, stop, lines));
     } catch (const cairn::error& error) {
-      // One that a running job removed meanwhile is none that is missing.
-      if (tools::status_of(error) == tools::nothing_there && arguments.step < 0) {
+      // One that a running job removed meanwhile is none that is missing; a store that is gone is another matter.
+      if (error.id() == cairn::error_id::storage_not_committed && arguments.step < 0) {
         lines.say("step " + std::to_string(steps[i]) + "  is not there any more");
         continue;
       }

@@ -235,6 +235,10 @@ def check_copy(root, directory, server):
     same(directory, back)
     assert evaluated(bucket) == evaluated(back)
     run(COPY, bucket, server.url("elsewhere"), "--step", 2)  # within a bucket
+    # A bucket that is not there takes no copies: no step counts as removed by a job.
+    told = run(COPY, directory, "s3://absent/copies" + server.query, status=NOTHING_THERE)
+    expect(told, "^copy: .*there is no such bucket")
+    assert "not there any more" not in told, told
     # What stands there and is another checkpoint is left alone.
     other = root + "/other-run"
     train(other, 2, 2)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/manage/removed_step.hpp>
 #include <cairn/manage/verify.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
@@ -9,6 +10,7 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/large_buffer.hpp>
 #include <cairn/system/parallel.hpp>
@@ -100,14 +102,8 @@ class checkpoint_copy {
         return report_;
       }
       const auto checkpoint = reader_.open(step_, *manifest_bytes);
-      find_objects(checkpoint.manifest());
-      begin(checkpoint.manifest());
-      send();
-      if (!read_back(*manifest_bytes)) {
-        send();  // what was damaged before this call
-        if (!read_back(*manifest_bytes)) fail_damaged();
-      }
-      commit(*manifest_bytes);
+      read_committed(from_, step_, digest(*manifest_bytes),
+                     [&] { copy(checkpoint.manifest(), *manifest_bytes); });
       report_.ended = copy_report::outcome::copied;
     } catch (const stopped&) {
       report_.ended = copy_report::outcome::stopped;
@@ -117,6 +113,17 @@ class checkpoint_copy {
   }
 
  private:
+  void copy(const manifest& m, std::span<const std::byte> manifest_bytes) {
+    find_objects(m);
+    begin(m);
+    send();
+    if (!read_back(manifest_bytes)) {
+      send();  // what was damaged before this call
+      if (!read_back(manifest_bytes)) fail_damaged();
+    }
+    commit(manifest_bytes);
+  }
+
   struct stopped {};
   struct object {
     std::string key;
@@ -150,15 +157,9 @@ class checkpoint_copy {
         bytes = find(here, from_, step, compressed);
         if (bytes) key = std::move(compressed);
       }
-      if (!bytes) {
-        if (!from_.size(manifest_key(step_)))
-          fail(error_id::storage_not_committed,
-               "step " + std::to_string(step_) + " was removed from " + std::string(from_.describe()) +
-                   " while it was copied",
-               {.file = manifest_key(step_)});
+      if (!bytes)
         fail(error_id::corrupt_missing_file, "an object that the manifest names is not in the source",
              {.file = std::move(key)});
-      }
       const auto size = find(there, to_, step, key);
       if (size && *size != *bytes) to_.remove(key);
       const bool same = size == bytes;
@@ -323,7 +324,8 @@ class checkpoint_copy {
 ///   again then. Only one copy of a step to a place at a time.
 /// - Does not copy the objects in which the commit of a large world gathered records: nothing reads them.
 ///
-/// @throws storage_error: storage_not_committed; storage_already_committed where the target has another
+/// @throws storage_error: storage_not_committed, also where the source's checkpoint is removed before its copy is
+/// committed; storage_already_committed where the target has another
 /// checkpoint of this step; storage_no_space; corrupt_error where the source is damaged, after it has called
 /// options.found
 template <ByteStore From, class Storage>

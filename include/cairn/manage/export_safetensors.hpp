@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/manage/chosen_names.hpp>
 #include <cairn/manage/element_reads.hpp>
+#include <cairn/manage/removed_step.hpp>
 #include <cairn/model/extents.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -12,6 +13,7 @@
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/large_buffer.hpp>
 
@@ -227,13 +229,16 @@ class safetensors_export {
 /// and NAME.safetensors.index.json, the index last. Works for any number of ranks that saved, and however
 /// tensors were cut or compressed. Verifies every block before it writes it. Values become tensors
 /// without dimensions. Leaves out items of bytes and per-rank items, and lists them in the report.
-/// @throws storage_error: storage_not_committed; storage_exists where the target has a file of such a name,
+/// @throws storage_error: storage_not_committed, also where the checkpoint is removed meanwhile; storage_exists where the target has a file of such a name,
 /// which is not touched; corrupt_error; usage_error if there is no tensor, or a pattern matches no item
 template <ByteStore Target>
 export_report export_safetensors(safetensors_reader& reader, std::int64_t step, Target& target,
                                  const export_options& options = {}) {
-  auto checkpoint = reader.open(step, reader.fetch(step));
-  return detail::safetensors_export(reader, checkpoint, any_store::lent(target), options).run();
+  const auto manifest_bytes = reader.fetch(step);
+  auto checkpoint = reader.open(step, manifest_bytes);
+  return detail::read_committed(reader.store(), step, digest(manifest_bytes), [&] {
+    return detail::safetensors_export(reader, checkpoint, any_store::lent(target), options).run();
+  });
 }
 
 }  // namespace v1

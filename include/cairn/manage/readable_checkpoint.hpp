@@ -17,7 +17,8 @@ namespace cairn {
 inline namespace v1 {
 
 /// One checkpoint that is open for reading, whoever wrote it: of cairn, with digests, or safetensors files of others,
-/// without. What compare_checkpoints() and measure_checkpoint() look at. One thread at a time.
+/// without. What compare_checkpoints() and measure_checkpoint() look at. One thread at a time. What reads throws
+/// storage_error (storage_not_committed), too, where the checkpoint was removed since it was opened.
 class readable_checkpoint {
  public:
   /// A checkpoint of cairn. @throws storage_error: storage_not_committed where there is none; corrupt_error
@@ -41,6 +42,7 @@ class readable_checkpoint {
 
  private:
   std::int64_t step_ = 0;
+  std::uint64_t manifest_digest_ = 0;  ///< where cairn wrote it
   std::optional<safetensors_reader> reader_;
   std::optional<stored_checkpoint> stored_;
   std::optional<foreign_reader> files_;

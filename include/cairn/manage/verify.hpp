@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/manage/removed_step.hpp>
 #include <cairn/manage/verify_report.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
@@ -46,8 +47,10 @@ namespace detail {
 /// Looks for damage in all parts of one checkpoint. One use.
 class verification {
  public:
-  verification(const any_store& store, stored_checkpoint& checkpoint, const verify_options& options)
-      : store_(store), checkpoint_(checkpoint), options_(options) {
+  /// `manifest_digest`: of the manifest that lies in the store; none where it does not lie there yet.
+  verification(const any_store& store, stored_checkpoint& checkpoint, const verify_options& options,
+               std::optional<std::uint64_t> manifest_digest)
+      : store_(store), checkpoint_(checkpoint), options_(options), manifest_digest_(manifest_digest) {
     threads_ = load_threads();
     threads_ = std::max<std::uint64_t>(threads_, store_.reads_at_once());
     threads_ = std::clamp<std::uint64_t>(options_.memory_bytes / digest_block_bytes, 1, threads_);
@@ -72,6 +75,8 @@ class verification {
       for (auto rank = first; rank < last; ++rank) checkpoint_.add_record(rank, nullptr);
       names_.clear();
     }
+    // What is read of a step while it goes away may be damaged in other ways, too, and after the first look.
+    if (report_.damages != 0) require_there();
     report_.bytes = bytes_.load();
     report_.complete = !stopped();
     return report_;
@@ -109,11 +114,24 @@ class verification {
     report_.unreadable += d.unreadable;
     if (options_.found) options_.found(d);
   }
+  void require_there() const {
+    if (manifest_digest_) require_committed(store_, checkpoint_.manifest().step, *manifest_digest_);
+  }
+  /// Before something is told that is missing: one look, which the other threads wait for. @throws storage_error
+  /// (storage_not_committed) where the step was removed
+  void require_there_once() {
+    const std::lock_guard lock(there_mutex_);
+    if (there_) return;
+    require_there();
+    there_ = true;
+  }
   /// The error that is being handled; rethrows those after which nothing else can be read either.
-  [[nodiscard]] damage describe(const error& e, const std::string& file, std::int32_t rank) const {
+  [[nodiscard]] damage describe(const error& e, const std::string& file, std::int32_t rank) {
     if (e.kind() != error_kind::corrupt && e.kind() != error_kind::storage) throw;
     if (e.id() == error_id::storage_unavailable || e.id() == error_id::storage_out_of_memory) throw;
+    if (e.id() == error_id::storage_not_committed) throw;  // of require_there_once()
     const bool absent = e.id() == error_id::storage_not_found;
+    if (absent || e.id() == error_id::corrupt_missing_file) require_there_once();
     const auto& f = e.fields();
     damage d{e.message(), f.item, f.file.empty() ? file : f.file, f.offset, 0, rank};
     d.unreadable = e.kind() == error_kind::storage && !absent;
@@ -196,6 +214,7 @@ class verification {
       try {
         const auto size = store_.size(file.key);
         if (!size) {
+          require_there_once();
           readable = false;
           report({"a data file of the checkpoint is not there", {}, file.key, -1, 0, file.rank});
           return;
@@ -352,16 +371,19 @@ class verification {
   any_store store_;
   stored_checkpoint& checkpoint_;
   const verify_options& options_;
+  std::optional<std::uint64_t> manifest_digest_;
   std::uint64_t threads_ = 1;
   std::uint64_t batch_ = digest_block_bytes;
   std::uint64_t all_ = 0;
   std::vector<file_state> files_;
   std::vector<placed_item> items_;  ///< by file, then offset
   std::mutex mutex_;                ///< of report_.damages and `found`
+  std::mutex there_mutex_;          ///< of there_
   std::mutex names_mutex_;
   std::map<std::int32_t, std::map<std::pair<std::uint64_t, std::uint64_t>, std::string>> names_;
   std::atomic<std::uint64_t> bytes_{0};
   std::atomic<bool> stopped_{false};
+  bool there_ = false;  ///< the step was there still when something was missing first
   verify_report report_;
 };
 
@@ -372,15 +394,19 @@ class verification {
 /// stop at the first damage, but calls `options.found` for each with the item, the file and the offset,
 /// and goes on to the end. Reads in parallel and changes nothing; it may run while a job trains and while
 /// others verify. `manifest_bytes`: the manifest; empty: it is read from the store.
-/// @throws storage_error: storage_not_committed if there is no such checkpoint, storage_unavailable where the
-/// store no longer answers
+/// @throws storage_error: storage_not_committed if there is no such checkpoint, or it was removed while it was read (only
+/// where the manifest is read from the store), storage_unavailable where the store no longer answers
 inline verify_report verify_checkpoint(safetensors_reader& reader, std::int64_t step,
                                        const verify_options& options = {},
                                        std::span<const std::byte> manifest_bytes = {}) {
   std::optional<stored_checkpoint> checkpoint;
+  std::optional<std::uint64_t> manifest_digest;
   try {
     std::vector<std::byte> fetched;
-    if (manifest_bytes.empty()) manifest_bytes = fetched = reader.fetch(step);
+    if (manifest_bytes.empty()) {
+      manifest_bytes = fetched = reader.fetch(step);
+      manifest_digest = digest(manifest_bytes);
+    }
     checkpoint.emplace(reader.open(step, manifest_bytes));
   } catch (const corrupt_error& e) {
     // An item that another build could read is not damaged.
@@ -390,7 +416,7 @@ inline verify_report verify_checkpoint(safetensors_reader& reader, std::int64_t 
     if (options.found) options.found({e.message(), f.item, f.file, f.offset});
     return {.damages = 1};
   }
-  return detail::verification(reader.store(), *checkpoint, options).run();
+  return detail::verification(reader.store(), *checkpoint, options, manifest_digest).run();
 }
 
 }  // namespace v1

@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/concepts/storage.hpp>
 #include <cairn/manage/readable_checkpoint.hpp>
+#include <cairn/manage/removed_step.hpp>
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
@@ -30,7 +31,9 @@ inline namespace v1 {
 
 CAIRN_BODY readable_checkpoint::readable_checkpoint(safetensors_reader reader, std::int64_t step)
     : step_(step), reader_(std::move(reader)) {
-  stored_.emplace(reader_->open(step, reader_->fetch(step)));
+  const auto manifest_bytes = reader_->fetch(step);
+  manifest_digest_ = digest(manifest_bytes);
+  stored_.emplace(reader_->open(step, manifest_bytes));
 }
 
 CAIRN_BODY readable_checkpoint::readable_checkpoint(foreign_reader files) : files_(std::move(files)) {
@@ -43,7 +46,8 @@ CAIRN_BODY const cairn::metadata& readable_checkpoint::metadata() const noexcept
 
 CAIRN_BODY const stored_checkpoint* readable_checkpoint::with_records() {
   if (!stored_) return nullptr;
-  (void)reader_->load_records(*stored_, deadline::never());
+  (void)detail::read_committed(reader_->store(), step_, manifest_digest_,
+                               [&] { return reader_->load_records(*stored_, deadline::never()); });
   return &*stored_;
 }
 
@@ -51,8 +55,10 @@ CAIRN_BODY std::uint64_t readable_checkpoint::read(const load_plan& plan, const 
                                                    std::uint64_t memory_bytes) {
   read_options options;
   options.memory_budget = memory_bytes;
-  return stored_ ? reader_->read(*stored_, state_dict(), plan, resolver, options, deadline::never())
-                 : files_->read(*foreign_, state_dict(), plan, resolver, options, deadline::never());
+  if (!stored_) return files_->read(*foreign_, state_dict(), plan, resolver, options, deadline::never());
+  return detail::read_committed(reader_->store(), step_, manifest_digest_, [&] {
+    return reader_->read(*stored_, state_dict(), plan, resolver, options, deadline::never());
+  });
 }
 
 CAIRN_BODY std::vector<std::byte> readable_checkpoint::read_stored(std::uint32_t item,
@@ -63,8 +69,10 @@ CAIRN_BODY std::vector<std::byte> readable_checkpoint::read_stored(std::uint32_t
   std::vector<std::byte> bytes(static_cast<std::size_t>(found.bytes));
   const auto key = records.file_key_of(chunk.rank, found.file);
   if (bytes.empty()) return bytes;
-  const read_range range{key, found.offset, bytes};
-  reader_->store().read({&range, 1});
+  detail::read_committed(reader_->store(), step_, manifest_digest_, [&] {
+    const read_range range{key, found.offset, bytes};
+    reader_->store().read({&range, 1});
+  });
   for (std::uint64_t block = 0; block < block_count(found.bytes); ++block) {
     const auto at = block * digest_block_bytes;
     const auto part =

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/digest.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// Looks whether a checkpoint that is being read is still the one that was opened. A job that removes old checkpoints takes
+/// the manifest away before the files, so whoever misses a file asks here before it calls the checkpoint damaged.
+/// `manifest_digest`: of the bytes that were opened. @throws storage_error (storage_not_committed) where it is not
+inline void require_committed(const any_store& store, std::int64_t step, std::uint64_t manifest_digest) {
+  const auto key = manifest_key(step);
+  std::optional<std::vector<std::byte>> bytes;
+  try {
+    bytes = store.read_all(key, max_manifest_bytes);
+  } catch (const storage_error& e) {
+    // A store that cannot be read says nothing about the step: what the caller found stands.
+    if (e.id() != error_id::storage_not_found) return;
+  }
+  if (!bytes || digest(*bytes) != manifest_digest)
+    fail(error_id::storage_not_committed,
+         "step " + std::to_string(step) + " was removed from " + std::string(store.describe()) +
+             " while it was read",
+         {.file = key});
+}
+
+/// Whether an error may come from reading a checkpoint that was removed meanwhile.
+[[nodiscard]] inline bool may_be_removed(const error& e) noexcept {
+  return e.kind() == error_kind::corrupt || e.id() == error_id::storage_not_found;
+}
+
+/// What `read` returns. What it throws is thrown as storage_not_committed where the step was removed meanwhile.
+template <class Read>
+auto read_committed(const any_store& store, std::int64_t step, std::uint64_t manifest_digest, Read&& read) {
+  try {
+    return read();
+  } catch (const error& e) {
+    if (may_be_removed(e)) require_committed(store, step, manifest_digest);
+    throw;
+  }
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn

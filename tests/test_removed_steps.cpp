@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// group: files
+// Checkpoints that a job removes while they are verified, copied, compared, measured, resharded and exported: they are told
+// as removed, never as damaged; and what is damaged is told as before.
+#include <doctest/doctest.h>
+
+#include <cairn/checkpointer.hpp>
+#include <cairn/manage/compare.hpp>
+#include <cairn/manage/copy.hpp>
+#include <cairn/manage/export_safetensors.hpp>
+#include <cairn/manage/reshard.hpp>
+#include <cairn/manage/statistics.hpp>
+#include <cairn/manage/verify.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/memory_store.hpp>
+#include <support/faulty_store.hpp>
+#include <support/planner_conformance.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+using cairn::error_id;
+using cairn_test::failure_of;
+using cairn_test::store_call;
+
+namespace {
+
+constexpr std::int64_t step = 1;
+using disturbed_store = cairn_test::faulty_store<cairn::memory_store>;
+
+cairn::checkpointer_options quiet() {
+  return {.timeout = std::chrono::seconds(60), .peer_timeout = std::chrono::seconds(60), .quiet = true};
+}
+/// A checkpoint of more than 4 MiB, which a copy sends in parts, and of bytes, which are read as they are stored.
+cairn::memory_store saved(float first = 0) {
+  std::vector<float> w(1'500'000, first + 0.5F);
+  std::vector<std::byte> text(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1'500'000});
+  state.bytes("text", text);
+  cairn::memory_store store;
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.save(state, step).wait();
+  return store;
+}
+/// The manifest first and then the files, as retention does.
+void remove_step(cairn::memory_store store) {
+  store.remove(cairn::manifest_key(step));
+  for (const auto& o : store.list(cairn::step_directory(step) + "/")) store.remove(o.key);
+}
+
+using work = std::function<void(const disturbed_store&)>;
+
+struct removals {
+  std::uint64_t calls = 0;  ///< of the store, where nothing is removed
+  int not_committed = 0;    ///< ended so
+};
+/// Runs it once for each of these calls, with the step removed before that call is carried out.
+removals removed_at_each_call(const work& run) {
+  removals r;
+  const auto none = std::make_shared<cairn_test::store_faults>();
+  run(disturbed_store{saved(), none});
+  r.calls = none->count();
+  for (std::uint64_t at = 0; at < r.calls; ++at) {
+    CAPTURE(at);
+    auto store = saved();
+    const auto faults = std::make_shared<cairn_test::store_faults>();
+    faults->add({.kind = store_call::any, .at = at, .action = [store](auto) { remove_step(store); }});
+    try {
+      run(disturbed_store{store, faults});  // all may have been read before
+    } catch (const cairn::error& e) {
+      CAPTURE(std::string(e.what()));
+      CHECK(e.id() == error_id::storage_not_committed);
+      ++r.not_committed;
+    }
+  }
+  return r;
+}
+
+cairn::safetensors_reader reader_of(const disturbed_store& store) {
+  return cairn::safetensors_reader(cairn::any_store(store));
+}
+void verify(const disturbed_store& store) {
+  auto reader = reader_of(store);
+  std::vector<std::string> told;
+  const auto report = cairn::verify_checkpoint(
+      reader, step, {.found = [&](const cairn::damage& d) { told.push_back(d.what); }});
+  CHECK(report.good());
+  CHECK(told.empty());
+}
+void copy(const disturbed_store& store) {
+  auto from = store;
+  const cairn::safetensors_storage to{cairn::memory_store{}};
+  const auto report = cairn::copy_checkpoint(
+      from, to, step, {.found = [](const cairn::damage& d) { FAIL_CHECK(cairn::to_string(d)); }});
+  CHECK(report.ended == cairn::copy_report::outcome::copied);
+  auto copied = to.reader();
+  CHECK(cairn::verify_checkpoint(copied, step).good());
+}
+void compare(const disturbed_store& store) {
+  const auto other = saved(1);
+  cairn::readable_checkpoint a{reader_of(store), step};
+  cairn::readable_checkpoint b{cairn::safetensors_reader(cairn::any_store(other)), step};
+  const auto report = cairn::compare_checkpoints(a, b, {.values = true});
+  CHECK(report.differences.size() == 1);
+}
+void measure(const disturbed_store& store) {
+  cairn::readable_checkpoint from{reader_of(store), step};
+  const auto report = cairn::measure_checkpoint(from, {});
+  CHECK(report.items == 1);
+}
+void reshard(const disturbed_store& store) {
+  cairn::readable_checkpoint from{reader_of(store), step};
+  const cairn::memory_store to;
+  const auto report = cairn::reshard_checkpoint(from, cairn::any_store(to), {.ranks = 2});
+  CHECK(report.items == 2);
+}
+void export_it(const disturbed_store& store) {
+  auto reader = reader_of(store);
+  cairn::memory_store to;
+  const auto report = cairn::export_safetensors(reader, step, to);
+  CHECK(report.tensors == 1);
+}
+
+TEST_CASE("a step that is removed at any call of what reads it is told as removed, and never as damaged") {
+  for (const auto& [name, run] : std::vector<std::pair<std::string, work>>{{"verify", verify},
+                                                                           {"copy", copy},
+                                                                           {"compare", compare},
+                                                                           {"measure", measure},
+                                                                           {"reshard", reshard},
+                                                                           {"export", export_it}}) {
+    CAPTURE(name);
+    const auto removed = removed_at_each_call(run);
+    CHECK(removed.calls >= 4);
+    CHECK(removed.not_committed >= 3);
+  }
+}
+
+TEST_CASE("a step that is removed and saved again while it is read is told as removed") {
+  auto store = saved();
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->add({.kind = store_call::size, .key_contains = ".safetensors", .action = [&](auto) {
+                 remove_step(store);
+                 for (auto other = saved(2); const auto& o : other.list(cairn::step_directory(step) + "/"))
+                   store.put_new(o.key, *other.read_all(o.key, o.bytes));
+               }});
+  CHECK(failure_of([&] { verify(disturbed_store{store, faults}); }).id() == error_id::storage_not_committed);
+}
+
+TEST_CASE("a file that is missing while the manifest is there is damage, and so it is told") {
+  auto store = saved();
+  for (const auto& o : store.list(cairn::step_directory(step) + "/"))
+    if (o.key.ends_with(".safetensors")) store.remove(o.key);
+  const disturbed_store disturbed{store, std::make_shared<cairn_test::store_faults>()};
+  auto reader = reader_of(disturbed);
+  std::vector<std::string> told;
+  const auto report = cairn::verify_checkpoint(
+      reader, step, {.found = [&](const cairn::damage& d) { told.push_back(d.what); }});
+  CHECK(report.damages == told.size());
+  REQUIRE(told.size() >= 2);
+  CHECK(told[0] == "a data file of the checkpoint is not there");
+  CHECK(told[1] == "lost with its file");
+  for (const auto& run : std::vector<work>{copy, measure, export_it})
+    CHECK(failure_of([&] { run(disturbed); }).id() == error_id::corrupt_missing_file);
+}
+
+TEST_CASE("a copy into a store that is not there says so, and nothing of the step that it copies") {
+  auto from = saved();
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->fail_at(store_call::any, 0, true, false, error_id::storage_not_found);
+  const cairn::safetensors_storage to{disturbed_store{cairn::memory_store{}, faults}};
+  CHECK(failure_of([&] { (void)cairn::copy_checkpoint(from, to, step); }).id() ==
+        error_id::storage_not_found);
+}
+
+}  // namespace
