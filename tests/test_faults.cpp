@@ -83,6 +83,36 @@ TEST_CASE("every flipped bit, cut and exchange of a manifest is an error of load
   CHECK(s.t.is(2));
 }
 
+TEST_CASE(
+    "a manifest of another version of cairn is no damage: resume says so on all ranks, and moves nothing") {
+  saved_twice s;
+  const auto key = cairn::manifest_key(2);
+  const auto good = s.get(key);
+  auto newer = good;
+  newer[8] ^= std::byte{0x80};  // the major version; the digest of the header is right again
+  const auto right = cairn::digest(std::span<const std::byte>(newer).first(120));
+  std::memcpy(newer.data() + 120, &right, sizeof right);
+  s.put(key, newer);
+  none_failed(s.ranks(2, [&](int rank, communicator comm) {
+    training_state t(rank, 2, small);
+    const listener ear;
+    auto ckpt = s.open(std::move(comm), patient(), 1, ear);
+    const auto why = thrown_by([&] { (void)ckpt.resume(t.state); });
+    CHECK_MESSAGE(why.id == error_id::corrupt_unsupported_version, why.text);
+    CHECK(why.fields.file == key);
+    CHECK(ear.passed_over().empty());
+    if (rank == 0) {
+      const auto warnings = ear.warnings();
+      CHECK(std::any_of(warnings.begin(), warnings.end(),
+                        [](const auto& w) { return w.find("step 2 is not damaged") != std::string::npos; }));
+    }
+  }));
+  CHECK(s.get(key) == newer);
+  CHECK(s.keys("manifest.damaged").empty());
+  s.put(key, good);
+  CHECK(s.open().resume(s.t.state) == 2);
+}
+
 TEST_CASE("every damaged, cut, missing or exchanged record is an error of load, and resume falls back") {
   saved_twice s;
   auto ckpt = s.open();
