@@ -95,6 +95,47 @@ TEST_CASE("files are compressed, have their own extension, and the manifest name
   CHECK(s.objects.list("").empty());
 }
 
+TEST_CASE(
+    "resume without the codec says so, and neither sets aside what is whole nor takes an older checkpoint") {
+  cairn::memory_store objects;
+  const cairn::checkpointer_options quiet{.quiet = true};
+  std::vector<float> weights(4096);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {4096});
+  const auto save = [&](auto& ckpt, std::int64_t step) {
+    weights.assign(weights.size(), static_cast<float>(step));
+    ckpt.save(state, step).wait();
+  };
+  {
+    cairn::checkpointer plain{objects, quiet};
+    save(plain, 100);
+  }
+  {
+    cairn::checkpointer compressed{memory_storage(objects, make_codec()), quiet};
+    save(compressed, 200);
+    save(compressed, 300);
+  }
+  const auto before = objects.list("").size();
+  weights.assign(weights.size(), -1);
+  {
+    cairn::checkpointer plain{objects, cairn::keep_last(1), quiet};
+    const auto why = failure_of([&] { (void)plain.resume(state); });
+    CHECK(why.id == error_id::corrupt_unsupported_feature);
+    CHECK(why.fields.file == cairn::manifest_key(300));
+    CHECK(weights[0] == -1);
+    CHECK(plain.list() == std::vector<std::int64_t>{100, 200, 300});
+    // Who wants the older one takes it by its name.
+    plain.load(state, 100);
+    CHECK(weights[0] == 100);
+  }
+  CHECK(objects.list("").size() == before);
+  cairn::checkpointer compressed{memory_storage(objects, make_codec()), quiet};
+  compressed.load(state, 200);
+  CHECK(weights[0] == 200);
+  CHECK(compressed.resume(state) == 300);
+  CHECK(weights[0] == 300);
+}
+
 TEST_CASE("a compressed file gets a second key as it is, and is read under it") {
   stored s;
   cairn::detail::compressed_store<codec> over(cairn::any_store(s.objects), make_codec(), {});

@@ -19,7 +19,10 @@
 #include "support/small_disk.hpp"
 #include "support/training_state.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <cerrno>
@@ -31,6 +34,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <mutex>
@@ -39,6 +43,7 @@
 #include <semaphore>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -76,6 +81,36 @@ TEST_CASE("every flipped bit, cut and exchange of a manifest is an error of load
   s.falls_back("cairn.corrupt.bad_magic");
   CHECK_FALSE(loading(good).id.has_value());
   CHECK(s.t.is(2));
+}
+
+TEST_CASE(
+    "a manifest of another version of cairn is no damage: resume says so on all ranks, and moves nothing") {
+  saved_twice s;
+  const auto key = cairn::manifest_key(2);
+  const auto good = s.get(key);
+  auto newer = good;
+  newer[8] ^= std::byte{0x80};  // the major version; the digest of the header is right again
+  const auto right = cairn::digest(std::span<const std::byte>(newer).first(120));
+  std::memcpy(newer.data() + 120, &right, sizeof right);
+  s.put(key, newer);
+  none_failed(s.ranks(2, [&](int rank, communicator comm) {
+    training_state t(rank, 2, small);
+    const listener ear;
+    auto ckpt = s.open(std::move(comm), patient(), 1, ear);
+    const auto why = thrown_by([&] { (void)ckpt.resume(t.state); });
+    CHECK_MESSAGE(why.id == error_id::corrupt_unsupported_version, why.text);
+    CHECK(why.fields.file == key);
+    CHECK(ear.passed_over().empty());
+    if (rank == 0) {
+      const auto warnings = ear.warnings();
+      CHECK(std::any_of(warnings.begin(), warnings.end(),
+                        [](const auto& w) { return w.find("step 2 is not damaged") != std::string::npos; }));
+    }
+  }));
+  CHECK(s.get(key) == newer);
+  CHECK(s.keys("manifest.damaged").empty());
+  s.put(key, good);
+  CHECK(s.open().resume(s.t.state) == 2);
 }
 
 TEST_CASE("every damaged, cut, missing or exchanged record is an error of load, and resume falls back") {
@@ -716,6 +751,106 @@ TEST_CASE("a rank whose writer fails: the others' handles say why and where") {
   }));
   CHECK(p.open().list() == std::vector<std::int64_t>{2});
   CHECK(p.keys("step-00000001", ".safetensors").empty());
+}
+
+/// A file system under four ranks, of which two share a file. When rank 2 has written and looks for the first time whether
+/// its save was ended, `look` runs and says how that look fails, or 0. Rank 0 makes no manifest before `may_commit`.
+struct file_system_of_sharers : cairn::posix_file_system {
+  struct script {
+    std::function<int()> look;
+    std::latch may_commit{1};
+    std::atomic<bool> looked{false};
+  };
+  int rank = 0;
+  std::shared_ptr<script> all;
+
+  int open_at(int directory, const char* name, int flags, unsigned mode) const {
+    const std::string_view called(name);
+    const bool makes = (flags & O_CREAT) != 0;
+    if (rank == 0 && makes && called.starts_with("manifest.")) all->may_commit.wait();
+    if (rank == 2 && !makes && called.starts_with("aborted.") && has_written(directory) &&
+        !all->looked.exchange(true))
+      if (const int error = all->look(); error != 0) return -error;
+    return posix_file_system::open_at(directory, name, flags, mode);
+  }
+
+ private:
+  [[nodiscard]] bool has_written(int directory) const {
+    std::vector<cairn::directory_entry> entries;
+    return list(directory, entries) == 0 && std::any_of(entries.begin(), entries.end(), [](const auto& e) {
+             return e.name.starts_with("rank-00002.") && e.name.ends_with(".0.safetensors");
+           });
+  }
+};
+
+TEST_CASE(
+    "ranks that share files: one that cannot see how its save ended takes nothing from the checkpoint") {
+  const scratch_directory root;
+  const auto script = std::make_shared<file_system_of_sharers::script>();
+  std::latch committed(1);
+  bool stands = true;
+  const auto attempt = [&] {
+    for (const auto& o : cairn::file_store{root.path()}.list("step-00000001/"))
+      if (const auto name = cairn::parse_key(o.key); name && name->object.attempt != 0)
+        return name->object.attempt;
+    return std::uint64_t{0};
+  };
+  SUBCASE("its look fails after the commit") {
+    script->look = [&] {
+      committed.wait();
+      return EIO;
+    };
+  }
+  SUBCASE("another rank marks the save as ended after the commit") {
+    script->look = [&] {
+      committed.wait();
+      cairn::file_store{root.path()}.put_new(cairn::aborted_key(1, attempt()), {});
+      return 0;
+    };
+  }
+  SUBCASE("its look fails before the commit: then there is none, and nothing is left") {
+    stands = false;
+    script->look = [] { return EIO; };
+  }
+  if (stands) script->may_commit.count_down();
+  cairn::thread_group group(4);
+  std::array<std::vector<float>, 4> parts;
+  std::array<bool, 4> told{};
+  on_all_ranks(4, [&](int rank) {
+    file_system_of_sharers fs;
+    fs.rank = rank, fs.all = script;
+    const auto at = static_cast<std::size_t>(rank);
+    parts[at].assign(1000, static_cast<float>(rank + 1));
+    cairn::state_dict state;
+    state.tensor("part", parts[at], cairn::shard{{4000}, {1000 * rank}});
+    cairn::checkpointer ckpt{
+        cairn::safetensors_storage{cairn::basic_file_store<file_system_of_sharers>{root.path(), {}, fs},
+                                   cairn::commit_options{.ranks_per_file = 2}},
+        group.communicator(rank),
+        cairn::checkpointer_options{.timeout = std::chrono::seconds(20), .quiet = true}};
+    const auto save = ckpt.save(state, 1);
+    (void)thrown_by([&] { save.wait(); });
+    told[at] = save.committed();
+    if (rank == 0) committed.count_down();
+    if (rank == 2 && !stands) script->may_commit.count_down();
+    (void)thrown_by([&] { ckpt.close(); });
+  });
+  CHECK(script->looked);
+  CHECK(told[0] == stands);
+  CHECK_FALSE(told[2]);
+  cairn::checkpointer next{cairn::file_store{root.path()}, cairn::checkpointer_options{.quiet = true}};
+  if (!stands) {
+    CHECK(next.list().empty());
+    for (const auto& o : cairn::file_store{root.path()}.list("step-00000001/"))
+      CHECK_MESSAGE(o.key == cairn::aborted_key(1, attempt()), o.key);
+    return;
+  }
+  CHECK(next.list() == std::vector<std::int64_t>{1});
+  std::vector<float> whole(4000);
+  cairn::state_dict state;
+  state.tensor("part", whole, {4000});
+  next.load(state, 1);
+  for (std::size_t i = 0; i < whole.size(); i += 500) CHECK(whole[i] == parts[i / 1000][0]);
 }
 
 TEST_CASE("before_update forgotten on all ranks: nothing of the save is published, and the next one is") {

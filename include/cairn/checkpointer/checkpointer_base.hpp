@@ -202,7 +202,9 @@ class checkpointer_base {
   /// run that a process still writes, at most for earlier_run_timeout, and then ends that save so that it
   /// can no longer commit; the observer and a line on stderr report the outcome.
   /// @throws storage_error (storage_nothing_loads) with the reason of each, if there are checkpoints and none
-  /// loads; plan_error if the state does not fit the newest.
+  /// loads; plan_error if the state does not fit the newest; corrupt_error (corrupt_unsupported_feature,
+  /// corrupt_unsupported_version) if the newest is whole, but needs a codec or a version that this program lacks:
+  /// nothing is passed over for that, or moved.
   std::optional<std::int64_t> resume(const state_dict& state) {
     return engine_.open().resume(state, nullptr);
   }

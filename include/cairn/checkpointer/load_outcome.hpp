@@ -10,8 +10,14 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// How a load ended on the worst-off rank.
-enum class load_outcome : std::uint8_t { loaded = 0, unreadable = 1, damaged = 2, refused = 3 };
+/// How a load ended on the worst-off rank. `unsupported`: another program, or another version of cairn, can read it.
+enum class load_outcome : std::uint8_t {
+  loaded = 0,
+  unreadable = 1,
+  damaged = 2,
+  unsupported = 3,
+  refused = 4
+};
 
 /// The failure of the rank whose trouble weighs most; of equals, the lowest rank's.
 struct load_verdict {
@@ -23,8 +29,10 @@ struct load_verdict {
   if (failure == nullptr) return load_outcome::loaded;
   try {
     std::rethrow_exception(failure);
-  } catch (const corrupt_error&) {
-    return load_outcome::damaged;
+  } catch (const corrupt_error& e) {
+    const bool whole =
+        e.id() == error_id::corrupt_unsupported_feature || e.id() == error_id::corrupt_unsupported_version;
+    return whole ? load_outcome::unsupported : load_outcome::damaged;
   } catch (const storage_error& e) {
     // Another checkpoint would not help a device.
     return e.id() == error_id::storage_device ? load_outcome::refused : load_outcome::unreadable;

@@ -94,7 +94,8 @@ class loader {
 
   /// Ends what earlier runs have left, and loads the newest checkpoint (of the steps `among`, where given)
   /// that loads on all ranks, of the store or of the tier; sets aside those that are damaged. Nothing where there is none. Collective.
-  /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too.
+  /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too; corrupt_error
+  /// (corrupt_unsupported_feature, corrupt_unsupported_version) for one that is whole and that this program cannot read.
   std::optional<std::int64_t> resume(any_load_planner& planner, const state_dict& state, const run_id& run,
                                      const std::vector<std::int64_t>* among) {
     services_->reader().expect_reads();
@@ -138,7 +139,7 @@ class loader {
       load_report report;
       const bool from_tier = has_step(held, *step);
       checkpoint_lease lease;
-      const auto verdict = attempt_to_resume(planner, state, *step, report, from_tier, lease);
+      auto verdict = attempt_to_resume(planner, state, *step, report, from_tier, lease);
       if (verdict.outcome == load_outcome::loaded) {
         if (from_tier) report.sources = tier_->sources(*step);
         if (tier_ != nullptr) tier_->loaded(*step, from_tier, peers());
@@ -152,6 +153,17 @@ class loader {
       }
       lease.release();
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
+      if (verdict.outcome == load_outcome::unsupported && !from_tier) {
+        // Going on from an older one costs the steps since, and lets retention remove what is whole.
+        services_->report().warned(
+            "step " + std::to_string(*step) +
+            " is not damaged, but this program cannot read it: it stays as it is, and no older one is taken "
+            "instead; give the program what the error names and start again, or load(state, step) an older "
+            "one by name");
+        std::rethrow_exception(verdict.failure);
+      }
+      // Records of the tier say their version before their digest is compared: it may be a flipped bit.
+      if (verdict.outcome == load_outcome::unsupported) verdict.outcome = load_outcome::damaged;
       if (from_tier && stays_held(verdict.failure)) {
         services_->report().warned(
             "step " + std::to_string(*step) +

@@ -150,8 +150,6 @@ class shared_files_writing {
   }
   /// The number of files that may have their final names.
   [[nodiscard]] std::size_t finished() const noexcept { return finished_; }
-  /// The attempt was ended after the first file got its name: nobody commits it any more.
-  [[nodiscard]] bool ended() const noexcept { return ended_; }
 
  private:
   using writer = any_store::shared_object_writer;
@@ -279,12 +277,6 @@ class shared_files_writing {
       files_[k].put(0, plan_.files[k].header);
       files_[k].finish(plan_.files[k].bytes);
     }
-    try {
-      protocol_.check_not_ended(c_);
-    } catch (const error&) {
-      ended_ = true;
-      throw;
-    }
   }
 
   const commit_protocol& protocol_;
@@ -298,7 +290,6 @@ class shared_files_writing {
   shared_file_plan plan_;
   std::vector<writer> files_;
   std::size_t finished_ = 0;
-  bool ended_ = false;
 };
 
 }  // namespace detail

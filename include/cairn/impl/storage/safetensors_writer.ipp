@@ -440,7 +440,8 @@ CAIRN_BODY record safetensors_writer_base::inside::write_shared(const save_conte
     return written;
   } catch (...) {
     const auto why = std::current_exception();
-    if (files.finished() != 0 && (files.ended() || !record_stands(c))) remove_files(c, files.finished());
+    // Where the first file has its name, the others may have committed it: abort() looks, and removes what they have not.
+    if (files.finished() != 0 && !record_stands(c)) remove_files(c, files.finished());
     std::rethrow_exception(why);
   }
 }

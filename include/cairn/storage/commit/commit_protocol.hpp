@@ -70,9 +70,6 @@ class commit_protocol {
   /// sent it.
   [[nodiscard]] bool unsent(const save_context& c) const noexcept;
 
-  /// The same, after files have got their names: this attempt may have committed the step already.
-  void check_not_ended(const save_context& c) const;
-
   /// Makes the directories before the first object is created, in a world of more than one block of
   /// ranks, or whose ranks share files, over a store with directories. The coordinator makes the step's
   /// directory, and the first rank of each directory of ranks makes that directory. The others wait for

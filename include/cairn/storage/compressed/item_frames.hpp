@@ -228,7 +228,8 @@ class frame_index {
                            std::uint64_t before_end) {
       if (wanted != got) refuse(expected, id, what, before_end, wanted, got);
     };
-    check(error_id::corrupt_unsupported_version, "the frames of an item have an unknown version", 1,
+    // No unsupported version: this may be a flipped bit, and it is the file that says by which version it was written.
+    check(error_id::corrupt_bad_value, "the frames of an item have an unknown version", 1,
           in.get<std::uint16_t>(), 32);
     check(error_id::corrupt_identity, "an item is encoded with another codec than its manifest says",
           expected.codec, in.get<std::uint16_t>(), 30);

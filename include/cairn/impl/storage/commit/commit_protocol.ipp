@@ -50,12 +50,6 @@ CAIRN_BODY bool commit_protocol::unsent(const save_context& c) const noexcept {
   return known.here && !known.record;
 }
 
-CAIRN_BODY void commit_protocol::check_not_ended(const save_context& c) const {
-  objects_.throw_if_aborted(c.step, c.attempt);
-  if (store_.size(manifest_key(c.step)) && !objects_.committed_by(c.step, c.attempt))
-    detail::fail_already_committed(c.step);
-}
-
 CAIRN_BODY void commit_protocol::enter(const save_context& c, deadline until) const {
   const auto place = placement(c);
   if ((!large(c) && !place.shared()) || place.first_of(c.rank) != c.rank) return;
