@@ -20,16 +20,21 @@ inline namespace v1 {
 CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<resumable> states) {
   std::vector<std::vector<std::int64_t>> lists;
   std::vector<std::int64_t> all, common;
-  for (const auto& each : states) {
-    lists.push_back(each.checkpointer.list());
-    const auto& steps = lists.back();
-    std::vector<std::int64_t> both;
-    std::set_intersection(common.begin(), common.end(), steps.begin(), steps.end(), std::back_inserter(both));
-    common = lists.size() == 1 ? steps : std::move(both);
-    std::vector<std::int64_t> either;
-    std::set_union(all.begin(), all.end(), steps.begin(), steps.end(), std::back_inserter(either));
-    all = std::move(either);
-  }
+  const auto list = [&] {
+    lists.clear(), all.clear(), common.clear();
+    for (const auto& each : states) {
+      lists.push_back(each.checkpointer.list());
+      const auto& steps = lists.back();
+      std::vector<std::int64_t> both;
+      std::set_intersection(common.begin(), common.end(), steps.begin(), steps.end(),
+                            std::back_inserter(both));
+      common = lists.size() == 1 ? steps : std::move(both);
+      std::vector<std::int64_t> either;
+      std::set_union(all.begin(), all.end(), steps.begin(), steps.end(), std::back_inserter(either));
+      all = std::move(either);
+    }
+  };
+  list();
   if (common.empty() && all.size() > 1) {
     std::string text;
     for (const auto& steps : lists)
@@ -55,10 +60,14 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
     }
     if (!agreed) detail::erase_if(common, [&](std::int64_t s) { return s > *step; });
   }
+  // As things are now: a step that resume() has moved aside in one directory must not stay in another, or the
+  // next save of it would commit in the one alone. What all still have only could not be read, and may be intact.
+  list();
   auto steps = lists.begin();
   for (const auto& each : states) {
     for (const auto s : *steps)
-      if (!step || s > *step) static_cast<void>(each.checkpointer.quarantine(s));
+      if ((!step || s > *step) && !detail::contains(common, s))
+        static_cast<void>(each.checkpointer.quarantine(s));
     ++steps;
   }
   return step;
