@@ -823,6 +823,35 @@ TEST_CASE("a step that two states have stays in both where one of them cannot be
   CHECK(critic.weights.back() == 300);
 }
 
+TEST_CASE("two states resume from a step that an earlier run commits while they resume") {
+  // What the two have when they are listed; step 300 of the critic comes after that.
+  const std::initializer_list<std::pair<steps, steps>> cases = {
+      {{200, 300}, {200}}, {{300}, {200}}, {{300}, {}}};
+  for (const auto& [of_policy, of_critic] : cases) {
+    CAPTURE(of_policy.size());
+    CAPTURE(of_critic.size());
+    disturbed_part policy, critic;
+    for (const auto step : of_policy) policy.commit(step);
+    for (const auto step : of_critic) critic.commit(step);
+    critic.faults->add(
+        {.kind = store_call::list, .after = true, .action = [&](std::string_view) { critic.commit(300); }});
+    CHECK(resume_both(policy, critic) == 300);
+    CHECK(critic.faults->triggered() == 1);
+    CHECK(policy.weights.back() == 300);
+    CHECK(critic.weights.back() == 300);
+    CHECK(policy.list() == of_policy);
+    CHECK(critic.list().back() == 300);
+  }
+
+  // A step that still only one has when all have resumed goes aside there.
+  disturbed_part policy, critic;
+  for (auto* each : {&policy, &critic}) each->commit(200);
+  critic.faults->add(
+      {.kind = store_call::list, .after = true, .action = [&](std::string_view) { critic.commit(300); }});
+  CHECK(resume_both(policy, critic) == 200);
+  CHECK(critic.list() == steps{200});
+}
+
 TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, loads, failures and marks") {
   const scratch_directory scratch;
   const auto path = scratch.path() + "/trace.json";

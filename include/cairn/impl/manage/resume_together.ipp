@@ -34,8 +34,31 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
       all = std::move(either);
     }
   };
+  std::optional<std::int64_t> step;
   list();
-  if (common.empty() && all.size() > 1) {
+  // A resume waits for what a process of an earlier run still saves. What is committed meanwhile may complete a
+  // step that the others have: passing it over would leave it in one directory when the others save it anew.
+  // After the first round no earlier run saves any more; another one that runs beside this one may.
+  for (int rounds = 3; rounds > 0; --rounds) {
+    const auto known = common;
+    for (bool agreed = false; !agreed;) {
+      // Each takes the newest that loads; the oldest of these is the newest for all.
+      agreed = true;
+      step.reset();
+      for (const auto& each : states) {
+        const auto got = each.checkpointer.resume(each.state, common);
+        if (!got) continue;  // `common` is empty
+        agreed = agreed && (!step || *step == *got);
+        step = std::min(step.value_or(*got), *got);
+      }
+      if (!agreed) detail::erase_if(common, [&](std::int64_t s) { return s > *step; });
+    }
+    list();
+    const bool grew = detail::any_of(
+        common, [&](std::int64_t s) { return (!step || s > *step) && !detail::contains(known, s); });
+    if (!grew) break;
+  }
+  if (!step && common.empty() && all.size() > 1) {
     std::string text;
     for (const auto& steps : lists)
       text += (text.empty() ? "" : "; ") +
@@ -43,26 +66,12 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
                              : std::to_string(steps.size()) + " from step " + std::to_string(steps.front()) +
                                    " to " + std::to_string(steps.back()));
     fail(error_id::storage_nothing_loads,
-         "checkpoints exist and no step is in all of the directories; nothing was changed; load(state, step) "
-         "what each of them has, or choose other directories to begin anew: " +
+         "checkpoints exist and no step is in all of the directories; no checkpoint was changed; "
+         "load(state, step) what each of them has, or choose other directories to begin anew: " +
              text);
-  }
-  std::optional<std::int64_t> step;
-  for (bool agreed = false; !agreed;) {
-    // Each takes the newest that loads; the oldest of these is the newest for all.
-    agreed = true;
-    step.reset();
-    for (const auto& each : states) {
-      const auto got = each.checkpointer.resume(each.state, common);
-      if (!got) continue;  // `common` is empty
-      agreed = agreed && (!step || *step == *got);
-      step = std::min(step.value_or(*got), *got);
-    }
-    if (!agreed) detail::erase_if(common, [&](std::int64_t s) { return s > *step; });
   }
   // As things are now: a step that resume() has moved aside in one directory must not stay in another, or the
   // next save of it would commit in the one alone. What all still have only could not be read, and may be intact.
-  list();
   auto steps = lists.begin();
   for (const auto& each : states) {
     for (const auto s : *steps)
