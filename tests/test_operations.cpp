@@ -777,6 +777,81 @@ TEST_CASE("two states resume at the newest step that both have and that loads in
   }
 }
 
+namespace {
+/// A state of a run that has several, over a store whose calls can be disturbed.
+struct disturbed_part {
+  disturbed_part() { state.tensor("weights", weights, {1000}); }
+  /// As an earlier run does.
+  void commit(std::int64_t step) {
+    std::vector<float> values(1000, static_cast<float>(step));
+    cairn::state_dict of_then;
+    of_then.tensor("weights", values, {1000});
+    cairn::checkpointer{files, quiet}.save(of_then, step).wait();
+  }
+  [[nodiscard]] steps list() { return cairn::checkpointer{files, quiet}.list(); }
+
+  cairn::memory_store files;
+  std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
+  std::vector<float> weights = std::vector<float>(1000);
+  cairn::state_dict state;
+};
+/// As a new run.
+std::optional<std::int64_t> resume_both(disturbed_part& policy, disturbed_part& critic) {
+  cairn::checkpointer first{faulty_store{policy.files, policy.faults}, quiet};
+  cairn::checkpointer second{faulty_store{critic.files, critic.faults}, quiet};
+  return cairn::resume_together({{first, policy.state}, {second, critic.state}});
+}
+}  // namespace
+
+TEST_CASE("a step that two states have stays in both where one of them cannot be read for the moment") {
+  disturbed_part policy, critic;
+  for (const std::int64_t step : {200, 300}) policy.commit(step), critic.commit(step);
+  policy.faults->add(
+      {.kind = store_call::read,
+       .for_ever = true,
+       .key_contains = "step-00000300",
+       .action = [](std::string_view) { cairn::fail(error_id::storage_io, "an injected fault"); }});
+  CHECK(resume_both(policy, critic) == 200);
+  CHECK(policy.faults->triggered() > 0);
+  CHECK(policy.weights.back() == 200);
+  CHECK(critic.weights.back() == 200);
+  CHECK(policy.list() == steps{200, 300});
+  CHECK(critic.list() == steps{200, 300});
+  policy.faults->clear();
+  CHECK(resume_both(policy, critic) == 300);
+  CHECK(policy.weights.back() == 300);
+  CHECK(critic.weights.back() == 300);
+}
+
+TEST_CASE("two states resume from a step that an earlier run commits while they resume") {
+  // What the two have when they are listed; step 300 of the critic comes after that.
+  const std::initializer_list<std::pair<steps, steps>> cases = {
+      {{200, 300}, {200}}, {{300}, {200}}, {{300}, {}}};
+  for (const auto& [of_policy, of_critic] : cases) {
+    CAPTURE(of_policy.size());
+    CAPTURE(of_critic.size());
+    disturbed_part policy, critic;
+    for (const auto step : of_policy) policy.commit(step);
+    for (const auto step : of_critic) critic.commit(step);
+    critic.faults->add(
+        {.kind = store_call::list, .after = true, .action = [&](std::string_view) { critic.commit(300); }});
+    CHECK(resume_both(policy, critic) == 300);
+    CHECK(critic.faults->triggered() == 1);
+    CHECK(policy.weights.back() == 300);
+    CHECK(critic.weights.back() == 300);
+    CHECK(policy.list() == of_policy);
+    CHECK(critic.list().back() == 300);
+  }
+
+  // A step that still only one has when all have resumed goes aside there.
+  disturbed_part policy, critic;
+  for (auto* each : {&policy, &critic}) each->commit(200);
+  critic.faults->add(
+      {.kind = store_call::list, .after = true, .action = [&](std::string_view) { critic.commit(300); }});
+  CHECK(resume_both(policy, critic) == 200);
+  CHECK(critic.list() == steps{200});
+}
+
 TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, loads, failures and marks") {
   const scratch_directory scratch;
   const auto path = scratch.path() + "/trace.json";

@@ -25,9 +25,10 @@ struct resumable {
 /// `auto step = cairn::resume_together({{policy, policy_state}, {critic, critic_state}}).value_or(0);`
 ///
 /// Passes over damaged checkpoints as resume() does. Quarantines newer checkpoints that only some
-/// directories have (because the run ended between two commits), so that the run can save these steps
-/// again. If the run ended before its first step was committed everywhere, it quarantines that step as
-/// well and returns nothing.
+/// directories have (because the run ended between two commits, or one is damaged), so that the run can save
+/// these steps again. One that all have and that could not be read stays, as with resume(). If the run ended before its first step was committed everywhere, it quarantines that step as
+/// well and returns nothing. Waits for saves of an earlier run in each directory as resume() does, and counts
+/// what they commit meanwhile.
 ///
 /// Collective: all ranks, with the same checkpointers in the same order.
 /// @throws storage_error (storage_nothing_loads) if there are several checkpoints but no step is in all

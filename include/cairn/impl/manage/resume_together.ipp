@@ -20,17 +20,45 @@ inline namespace v1 {
 CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<resumable> states) {
   std::vector<std::vector<std::int64_t>> lists;
   std::vector<std::int64_t> all, common;
-  for (const auto& each : states) {
-    lists.push_back(each.checkpointer.list());
-    const auto& steps = lists.back();
-    std::vector<std::int64_t> both;
-    std::set_intersection(common.begin(), common.end(), steps.begin(), steps.end(), std::back_inserter(both));
-    common = lists.size() == 1 ? steps : std::move(both);
-    std::vector<std::int64_t> either;
-    std::set_union(all.begin(), all.end(), steps.begin(), steps.end(), std::back_inserter(either));
-    all = std::move(either);
+  const auto list = [&] {
+    lists.clear(), all.clear(), common.clear();
+    for (const auto& each : states) {
+      lists.push_back(each.checkpointer.list());
+      const auto& steps = lists.back();
+      std::vector<std::int64_t> both;
+      std::set_intersection(common.begin(), common.end(), steps.begin(), steps.end(),
+                            std::back_inserter(both));
+      common = lists.size() == 1 ? steps : std::move(both);
+      std::vector<std::int64_t> either;
+      std::set_union(all.begin(), all.end(), steps.begin(), steps.end(), std::back_inserter(either));
+      all = std::move(either);
+    }
+  };
+  std::optional<std::int64_t> step;
+  list();
+  // A resume waits for what a process of an earlier run still saves. What is committed meanwhile may complete a
+  // step that the others have: passing it over would leave it in one directory when the others save it anew.
+  // After the first round no earlier run saves any more; another one that runs beside this one may.
+  for (int rounds = 3; rounds > 0; --rounds) {
+    const auto known = common;
+    for (bool agreed = false; !agreed;) {
+      // Each takes the newest that loads; the oldest of these is the newest for all.
+      agreed = true;
+      step.reset();
+      for (const auto& each : states) {
+        const auto got = each.checkpointer.resume(each.state, common);
+        if (!got) continue;  // `common` is empty
+        agreed = agreed && (!step || *step == *got);
+        step = std::min(step.value_or(*got), *got);
+      }
+      if (!agreed) detail::erase_if(common, [&](std::int64_t s) { return s > *step; });
+    }
+    list();
+    const bool grew = detail::any_of(
+        common, [&](std::int64_t s) { return (!step || s > *step) && !detail::contains(known, s); });
+    if (!grew) break;
   }
-  if (common.empty() && all.size() > 1) {
+  if (!step && common.empty() && all.size() > 1) {
     std::string text;
     for (const auto& steps : lists)
       text += (text.empty() ? "" : "; ") +
@@ -38,27 +66,17 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
                              : std::to_string(steps.size()) + " from step " + std::to_string(steps.front()) +
                                    " to " + std::to_string(steps.back()));
     fail(error_id::storage_nothing_loads,
-         "checkpoints exist and no step is in all of the directories; nothing was changed; load(state, step) "
-         "what each of them has, or choose other directories to begin anew: " +
+         "checkpoints exist and no step is in all of the directories; no checkpoint was changed; "
+         "load(state, step) what each of them has, or choose other directories to begin anew: " +
              text);
   }
-  std::optional<std::int64_t> step;
-  for (bool agreed = false; !agreed;) {
-    // Each takes the newest that loads; the oldest of these is the newest for all.
-    agreed = true;
-    step.reset();
-    for (const auto& each : states) {
-      const auto got = each.checkpointer.resume(each.state, common);
-      if (!got) continue;  // `common` is empty
-      agreed = agreed && (!step || *step == *got);
-      step = std::min(step.value_or(*got), *got);
-    }
-    if (!agreed) detail::erase_if(common, [&](std::int64_t s) { return s > *step; });
-  }
+  // As things are now: a step that resume() has moved aside in one directory must not stay in another, or the
+  // next save of it would commit in the one alone. What all still have only could not be read, and may be intact.
   auto steps = lists.begin();
   for (const auto& each : states) {
     for (const auto s : *steps)
-      if (!step || s > *step) static_cast<void>(each.checkpointer.quarantine(s));
+      if ((!step || s > *step) && !detail::contains(common, s))
+        static_cast<void>(each.checkpointer.quarantine(s));
     ++steps;
   }
   return step;
