@@ -9,6 +9,8 @@
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/manifest/names.hpp>
 
+#include "support/scratch_directory.hpp"
+
 #include <sys/mman.h>
 
 #include <chrono>
@@ -501,6 +503,31 @@ TEST_CASE("a run that commits, or ends in good order, counts for nothing against
   CHECK(r.notes() == 0);
   CHECK(r.passed_over().empty());
   for (const auto& warning : r.told.warnings()) FAIL_CHECK(warning);
+}
+
+TEST_CASE("a run that announces itself and lives counts for nothing against its checkpoint") {
+  const cairn_test::scratch_directory directory;
+  model m;
+  auto options = quiet();
+  options.announce_run = true;
+  const auto open = [&] {
+    return cairn::checkpointer{cairn::file_store{directory.path() + "/checkpoints"}, options};
+  };
+  for (const std::int64_t step : {10, 20}) open().save(m.state, step).wait();
+  std::vector<decltype(open())> living;
+  for (int i = 0; i < 3; ++i) {
+    living.push_back(open());
+    CHECK(living.back().resume(m.state) == 20);
+  }
+  for (int i = 0; i < 3; ++i) {
+    try {
+      auto ckpt = open();
+      CHECK(ckpt.resume(m.state) == 20);
+      throw std::runtime_error("the loss is no number");
+    } catch (const std::runtime_error&) {
+    }
+  }
+  CHECK(open().resume(m.state) == 10);  // those that have ended do count
 }
 
 TEST_CASE("ranks pass over the same checkpoint, and names that are no notes count for nothing") {

@@ -224,7 +224,8 @@ struct takeover {
   std::uint64_t removed = 0;  ///< objects, as clean() returns
   std::optional<std::vector<std::int64_t>>
       steps;  ///< as list() of a reader returns after that; nothing: list them
-  std::optional<std::vector<std::int64_t>> restarts;  ///< see TracksRestarts; nothing: ask for them
+  std::optional<std::vector<std::int64_t>>
+      restarts;  ///< see TracksRestarts; without those of other runs that live; nothing: ask for them
 };
 /// Whether to look again for these saves of other runs, having waited a while. False for none.
 using takeover_wait = detail::callback<bool(const std::vector<save_attempt>&)>;

@@ -381,7 +381,7 @@ CAIRN_BODY takeover safetensors_writer_base::take_over(run_id run, const takeove
   taken.steps =
       done.confirmed ? inside_->protocol_.objects().committed_among(look.steps) : inside_->catalog_.list();
   try {
-    if (look.restarts) taken.restarts = inside_->restart_notes().steps(look);
+    if (look.restarts) taken.restarts = inside_->restart_notes().steps(look, run);
   } catch (const error&) {  // who asks for them again tells of it
   }
   return taken;

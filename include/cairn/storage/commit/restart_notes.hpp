@@ -26,7 +26,9 @@ class restart_notes {
   void leave(const run_id& run, std::int64_t step) { store_.put_new(key_of(run, step), {}); }
   /// Returns the step of each note, ascending, and removes unfinished notes of runs that have ended.
   [[nodiscard]] std::vector<std::int64_t> steps();
-  [[nodiscard]] std::vector<std::int64_t> steps(const store_look& look);
+  /// The same for a run that takes over, without notes of other runs that show that they live: such a run, as an
+  /// evaluation or another job, was not ended by what it resumed from.
+  [[nodiscard]] std::vector<std::int64_t> steps(const store_look& look, const run_id& self);
   void remove(const run_id& run, std::int64_t step) { store_.remove(key_of(run, step)); }
   /// Removes the notes of all runs for steps up to this one, and returns how many notes are left.
   std::size_t remove_up_to(std::int64_t last);
@@ -36,6 +38,8 @@ class restart_notes {
   [[nodiscard]] static std::optional<std::int64_t> step_of(std::string_view key) noexcept;
 
  private:
+  /// `self`: null where notes of all runs count.
+  [[nodiscard]] std::vector<std::int64_t> steps(const store_look& look, const run_id* self);
   static constexpr const char* prefix = "restart.";
   any_store store_;
 };

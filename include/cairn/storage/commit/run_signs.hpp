@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 
 #include <memory>
 #include <vector>
@@ -22,6 +23,8 @@ class run_signs {
   [[nodiscard]] std::shared_ptr<void> show(const run_id& run);
   /// The runs of all processes that show themselves now.
   [[nodiscard]] std::vector<run_id> living();
+  /// Whether a run showed itself when a store was looked at.
+  [[nodiscard]] static bool lived(const store_look& look, const run_id& run);
   /// Whether a run, which does not live any more, did not take back what it showed.
   [[nodiscard]] bool has_died(const run_id& run);
 

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
+#include <cairn/storage/commit/run_signs.hpp>
 #include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
@@ -27,15 +28,23 @@ CAIRN_BODY std::vector<std::int64_t> restart_notes::steps() {
   store_look look;
   look_together(store_, {[&] { look.unfinished = store_.unfinished(made); },
                          [&] { look.restarts = store_.keys(prefix); }});
-  return steps(look);
+  return steps(look, nullptr);
 }
 
-CAIRN_BODY std::vector<std::int64_t> restart_notes::steps(const store_look& look) {
+CAIRN_BODY std::vector<std::int64_t> restart_notes::steps(const store_look& look, const run_id& self) {
+  return steps(look, &self);
+}
+
+CAIRN_BODY std::vector<std::int64_t> restart_notes::steps(const store_look& look, const run_id* self) {
   static_cast<void>(discard_dead(store_, look.unfinished, prefix));  // of runs that ended while they left one
   std::vector<std::int64_t> found;
   if (look.restarts)
     for (const auto& key : *look.restarts)
-      if (const auto step = step_of(key)) found.push_back(*step);
+      if (const auto step = step_of(key)) {
+        const auto digits = std::string_view(key).substr(key.size() - 32);
+        const run_id run{*parse_hex16(digits.substr(0, 16)), *parse_hex16(digits.substr(16))};
+        if (self == nullptr || run == *self || !run_signs::lived(look, run)) found.push_back(*step);
+      }
   detail::sort(found);
   return found;
 }

@@ -4,7 +4,9 @@
 #include <cairn/model/record.hpp>
 #include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/run_signs.hpp>
+#include <cairn/storage/commit/store_look.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/algorithm.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -35,6 +37,11 @@ CAIRN_BODY std::vector<run_id> run_signs::living() {
     if (high && low) found.push_back({*high, *low});
   }
   return found;
+}
+
+CAIRN_BODY bool run_signs::lived(const store_look& look, const run_id& run) {
+  const auto sign = std::string(live_run_prefix) + to_string(run);
+  return detail::any_of(look.unfinished, [&](const auto& u) { return u.lives && u.key.starts_with(sign); });
 }
 
 CAIRN_BODY bool run_signs::has_died(const run_id& run) {
