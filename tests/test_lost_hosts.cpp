@@ -664,18 +664,6 @@ TEST_CASE("where no host takes an image that is rebuilt, the start ends, and the
   CHECK(again.resumed == 3);
   CHECK(again.right == 4);
 }
-REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-}
-no_more_files(const no_more_files&) = delete;
-no_more_files& operator=(const no_more_files&) = delete;
-~no_more_files() {
-  static_cast<void>(::setrlimit(RLIMIT_NOFILE, &before_));
-}
-
-private:
-::rlimit before_{};
-}
-;
 TEST_CASE("what a limit of open files hides is not taken for missing") {
   job j;
   j.hosts = names_of(2, 2);
