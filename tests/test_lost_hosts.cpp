@@ -682,7 +682,7 @@ TEST_CASE("what a limit of open files hides is not taken for missing") {
   using kind = rebuild_range::kind;
   const rebuild_range image{.rank = 0, .what = kind::image, .begin = 0, .bytes = 4096};
   {
-    const no_more_files limit;
+    const cairn_test::no_more_files limit;
     CHECK_THROWS_AS((void)sources->bytes(image), storage_error);
     CHECK_THROWS_AS((void)sources->bytes({.rank = 0, .what = kind::record}), storage_error);
     CHECK_THROWS_AS((void)detail::complete_saves(tier, {&alone, 1}, damaged), storage_error);
