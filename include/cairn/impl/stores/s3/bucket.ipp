@@ -278,7 +278,7 @@ CAIRN_BODY std::string s3_bucket::begun(const s3_call& call, std::string_view do
   if (call.unencrypted() && !id.empty()) abort(key, id);
   client.require(call, doing);
   if (id.empty() || id.size() > 4096)
-    fail(error_id::corrupt_bad_value, "the server began an upload without naming its id",
+    fail(error_id::storage_io, "the server began an upload without naming its id",
          {.file = client.place(key)});
   opened(id);
   return id;
@@ -383,8 +383,8 @@ CAIRN_BODY void s3_bucket::require_exclusive() {
 }
 
 CAIRN_BODY void s3_bucket::fail_answer(std::string_view what) const {
-  fail(error_id::corrupt_bad_value, "the server answered with " + std::string(what),
-       {.file = client.place("")});
+  // What a service says wrongly is no damage of a checkpoint, which resume would set aside.
+  fail(error_id::storage_io, "the server answered with " + std::string(what), {.file = client.place("")});
 }
 
 CAIRN_BODY std::optional<std::string> s3_bucket::decoded(std::string_view text, bool encoded) {

@@ -219,7 +219,7 @@ CAIRN_BODY std::optional<s3_object> s3_client::object_of(const s3_call& call) co
   s3_object o;
   const auto length = call.header("content-length");
   if (!length || !parse_decimal(*length, o.bytes))
-    fail(error_id::corrupt_bad_value, "the server does not say how long an object is",
+    fail(error_id::storage_io, "the server does not say how long an object is",
          {.file = place(call.request().key)});
   if (const auto etag = call.header("etag"); etag && etag->size() <= 1024 && header_safe(*etag))
     o.etag = *etag;

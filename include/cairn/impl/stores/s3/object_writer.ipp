@@ -360,7 +360,7 @@ CAIRN_BODY bool s3_upload::complete(bool may_begin_again) {
     const auto etag = copied ? std::optional<std::string_view>(part.call->document().text_of("ETag"))
                              : part.call->header("etag");
     if (index != expected++ || !etag || etag->empty() || etag->size() > 1024)
-      fail(error_id::corrupt_bad_value, "the server took a part without giving its ETag",
+      fail(error_id::storage_io, "the server took a part without giving its ETag",
            {.file = client.place(key_)});
     text += "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" + xml_text(*etag) +
             "</ETag>";
