@@ -1111,6 +1111,38 @@ TEST_CASE("keep_last(n, verified) removes a predecessor when the newer one was r
   CHECK(ear.warnings() == 0);
 }
 
+TEST_CASE(
+    "what is committed while a verification lists the checkpoints counts, and goes when it is its turn") {
+  const cairn::memory_store memory;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  const scrub_ear ear;
+  cairn::checkpointer ckpt{cairn::safetensors_storage{cairn_test::faulty_store{memory, faults}},
+                           cairn::keep_last(1, cairn::verified), ear, quiet};
+  small_state t;
+  std::promise<void> reads, read_on, listed, go_on;
+  faults->add(
+      {.kind = cairn_test::store_call::read, .key_contains = ".safetensors", .action = [&](std::string_view) {
+         reads.set_value();
+         read_on.get_future().wait();
+       }});
+  ckpt.save(t.state, 1).wait();
+  reads.get_future().wait();
+  faults->add({.kind = cairn_test::store_call::list, .after = true, .action = [&](std::string_view) {
+                 listed.set_value();
+                 go_on.get_future().wait();
+               }});
+  read_on.set_value();
+  listed.get_future().wait();
+  ckpt.save(t.state, 2).wait();
+  go_on.set_value();
+  REQUIRE(ear.comes_to(2));
+  ckpt.save(t.state, 3).wait();
+  REQUIRE(ear.comes_to(3));
+  CHECK(ckpt.list() == steps{3});
+  ckpt.close();
+  CHECK(ear.warnings() == 0);
+}
+
 TEST_CASE("a checkpoint that does not verify is reported with its file, and its predecessor stays") {
   const cairn::memory_store memory;
   const auto faults = std::make_shared<cairn_test::store_faults>();

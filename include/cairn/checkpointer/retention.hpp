@@ -61,6 +61,7 @@ class retention {
     line_.push_back(step);
     if (which) committed_.push_back(*which);
     newest_ = step;
+    ++commits_;
   }
   void verified(std::int64_t step) {
     const std::lock_guard lock(mutex_);
@@ -97,9 +98,17 @@ class retention {
     std::vector<std::int64_t> remove;       ///< the oldest first
     std::vector<std::int64_t> other_lines;  ///< steps that are not in the line and were not reported before
   };
-  /// After a commit, where `there` is committed, ascending, and `now` is in seconds since 1970.
-  [[nodiscard]] choice choose(const std::vector<std::int64_t>& there, std::int64_t now) {
+  /// How many checkpoints this run has committed. Asked before they are listed.
+  [[nodiscard]] std::uint64_t commits() {
     const std::lock_guard lock(mutex_);
+    return commits_;
+  }
+  /// After a commit, where `there` is committed, ascending, and `now` is in seconds since 1970. Nothing where this run has
+  /// committed another one since `commits` was asked: the list may lack it, and whoever committed it chooses, too.
+  [[nodiscard]] choice choose(const std::vector<std::int64_t>& there, std::int64_t now,
+                              std::uint64_t commits) {
+    const std::lock_guard lock(mutex_);
+    if (commits != commits_) return {};
     detail::erase_if(known_, [&](const auto& k) { return !has_step(there, k.step); });
     for (auto* steps : {&line_, &reported_, &leased_, &verified_, &postponed_})
       detail::erase_if(*steps, [&](auto s) { return !has_step(there, s); });
@@ -172,6 +181,7 @@ class retention {
   std::vector<retained_checkpoint> known_;  ///< what manifests of the line say
   std::optional<std::int64_t> base_step_;
   std::int64_t newest_ = -1;  ///< committed last
+  std::uint64_t commits_ = 0;
 };
 
 }  // namespace detail

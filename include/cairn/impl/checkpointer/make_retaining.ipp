@@ -85,8 +85,10 @@ class policy_retaining final : public retaining {
 
  private:
   void remove_outdated(step_listing& listing, save_journal* journal) {
+    const auto commits = retention_.commits();
     learn_of_line();
-    const auto chosen = retention_.choose(listing.steps(), static_cast<std::int64_t>(std::time(nullptr)));
+    const auto chosen =
+        retention_.choose(listing.steps(), static_cast<std::int64_t>(std::time(nullptr)), commits);
     warn_of_other_lines(chosen.other_lines);
     if (chosen.remove.empty()) return;
     const span_note span(journal, span_kind::remove);
