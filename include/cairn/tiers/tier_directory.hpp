@@ -39,7 +39,7 @@ void check_memory(const std::string& directory, std::uint64_t bytes);
 ///   job               the name of the job's storage; what is of another job is refused
 ///   run-<run>         a rank of that run opened this directory first, whose number it has: rank 0, unless it is spread
 ///   lock              locked for each choice of an image, and while an image becomes held
-///   rank-00003.lock   locked as long as a process is this rank
+///   rank-00003.lock   locked as long as a process is this rank, and names the run of the last one that was
 ///   slot-00003.1      an image, and behind it its digests; locked as long as a process has it mapped to write it
 ///   plan.<digest>     the manifest of saves of this plan, without their records
 ///   plan.<digest>.2   the same once more, as all saves of the plan need it
