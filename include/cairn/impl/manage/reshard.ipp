@@ -56,10 +56,10 @@ class resharding {
     made_.stored.state_version = from_.metadata().state_version;
     made_.stored.annotations = from_.metadata().annotations;
     const auto& items = from_.metadata().items;
-    chosen_names wanted(options_.items);
+    chosen_names chosen(options_.items);
     for (std::uint32_t i = 0; i < items.size(); ++i)
-      if (wanted.take(items[i].name)) take(i);
-    wanted.require_all_used([&](auto tell) {
+      if (chosen.take(items[i].name)) take(i);
+    chosen.require_all_used([&](auto tell) {
       for (const auto& item : items) tell(item.name);
     });
     if (report_.items == 0) fail(error_id::usage_unknown_name, "no item of this checkpoint is to be written");
