@@ -42,6 +42,7 @@ namespace {
 
 using inspecting::damage_listed;
 using inspecting::interruption;
+using inspecting::open;
 using inspecting::summary;
 using inspecting::uncommitted_steps;
 using tools::count_text;
@@ -87,11 +88,9 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
   for (const auto step : steps) {
     lines.progress_counted("reading manifests", looked_at++, steps.size());
     try {
-      const auto manifest_bytes = reader.fetch(step);
-      const auto checkpoint = reader.open(step, manifest_bytes);
+      const auto [checkpoint, manifest_digest] = open(reader, step);
       const auto damage = damage_listed(store, checkpoint.manifest());
-      if (!damage.empty())
-        cairn::detail::require_committed(reader.store(), step, cairn::digest(manifest_bytes));
+      if (!damage.empty()) cairn::detail::require_committed(reader.store(), step, manifest_digest);
       const bool is_pinned = std::binary_search(pinned.begin(), pinned.end(), step);
       if (!damage.empty()) status = tools::damaged;
       if (json) {
@@ -154,9 +153,9 @@ void print_annotations(const cairn::metadata& content) {
 /// matches none
 void print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
                       const std::vector<std::string>& patterns, bool json) {
-  const auto manifest_bytes = reader.fetch(step);
-  auto checkpoint = reader.open(step, manifest_bytes);
-  cairn::detail::read_committed(reader.store(), step, cairn::digest(manifest_bytes),
+  auto opened = open(reader, step);
+  auto& checkpoint = opened.checkpoint;
+  cairn::detail::read_committed(reader.store(), step, opened.manifest_digest,
                                 [&] { return reader.load_records(checkpoint, cairn::deadline::never()); });
   const cairn::manifest& m = checkpoint.manifest();
   const auto wanted = [&](const auto& item) { return cairn::is_wanted(patterns, item.name); };
@@ -199,14 +198,13 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, 
     const auto name = "step " + std::to_string(step);
     try {
       const auto begin = std::chrono::steady_clock::now();
-      const auto manifest_bytes = reader.fetch(step);
-      auto checkpoint = reader.open(step, manifest_bytes);
+      auto opened = open(reader, step);
+      auto& checkpoint = opened.checkpoint;
       std::uint64_t all = 0;
       std::atomic<std::uint64_t> done{0};
       for (const auto& record : checkpoint.manifest().records)
         if (record.rank == checkpoint.manifest().placement.first_of(record.rank)) all += record.data_bytes;
-      const auto digest = cairn::digest(manifest_bytes);
-      const auto bytes = cairn::detail::read_committed(reader.store(), step, digest, [&] {
+      const auto bytes = cairn::detail::read_committed(reader.store(), step, opened.manifest_digest, [&] {
         return reader.verify(checkpoint, cairn::deadline::never(), [&](std::uint64_t next) {
           lines.progress(name + "  reading", done.fetch_add(next), all);
         });

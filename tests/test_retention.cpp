@@ -18,6 +18,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <support/faulty_store.hpp>
 #include <support/figures.hpp>
 #include <support/rounds.hpp>
@@ -1080,6 +1082,19 @@ class scrub_ear {
   std::shared_ptr<what_was_told> told_ = std::make_shared<what_was_told>();
 };
 
+/// Stops at a call of a store until it is told to go on.
+struct stopped_call {
+  std::function<void(std::string_view)> action() {
+    return [this](std::string_view) {
+      come.set_value();
+      on.get_future().wait();
+    };
+  }
+  void wait() { come.get_future().wait(); }
+  void go_on() { on.set_value(); }
+  std::promise<void> come, on;
+};
+
 }  // namespace
 
 TEST_CASE("keep_last(n, verified) removes a predecessor when the newer one was read back, not before") {
@@ -1091,20 +1106,17 @@ TEST_CASE("keep_last(n, verified) removes a predecessor when the newer one was r
   small_state t;
   ckpt.save(t.state, 1).wait();
   REQUIRE(ear.comes_to(1));
-  std::promise<void> begun, go;
+  stopped_call reads;
   faults->add(
-      {.kind = cairn_test::store_call::read, .key_contains = ".safetensors", .action = [&](std::string_view) {
-         begun.set_value();
-         go.get_future().wait();
-       }});
+      {.kind = cairn_test::store_call::read, .key_contains = ".safetensors", .action = reads.action()});
   ckpt.save(t.state, 2).wait();
-  begun.get_future().wait();
+  reads.wait();
   CHECK(ckpt.list() == steps{1, 2});
   // Train on: nothing is removed as long as nothing newer is verified.
   ckpt.save(t.state, 3).wait();
   ckpt.save(t.state, 4).wait();
   CHECK(ckpt.list() == steps{1, 2, 3, 4});
-  go.set_value();
+  reads.go_on();
   REQUIRE(ear.comes_to(4));
   CHECK(ckpt.list() == steps{4});
   ckpt.close();
@@ -1119,22 +1131,16 @@ TEST_CASE(
   cairn::checkpointer ckpt{cairn::safetensors_storage{cairn_test::faulty_store{memory, faults}},
                            cairn::keep_last(1, cairn::verified), ear, quiet};
   small_state t;
-  std::promise<void> reads, read_on, listed, go_on;
+  stopped_call reads, lists;
   faults->add(
-      {.kind = cairn_test::store_call::read, .key_contains = ".safetensors", .action = [&](std::string_view) {
-         reads.set_value();
-         read_on.get_future().wait();
-       }});
+      {.kind = cairn_test::store_call::read, .key_contains = ".safetensors", .action = reads.action()});
   ckpt.save(t.state, 1).wait();
-  reads.get_future().wait();
-  faults->add({.kind = cairn_test::store_call::list, .after = true, .action = [&](std::string_view) {
-                 listed.set_value();
-                 go_on.get_future().wait();
-               }});
-  read_on.set_value();
-  listed.get_future().wait();
+  reads.wait();
+  faults->add({.kind = cairn_test::store_call::list, .after = true, .action = lists.action()});
+  reads.go_on();
+  lists.wait();
   ckpt.save(t.state, 2).wait();
-  go_on.set_value();
+  lists.go_on();
   REQUIRE(ear.comes_to(2));
   ckpt.save(t.state, 3).wait();
   REQUIRE(ear.comes_to(3));

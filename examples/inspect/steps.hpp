@@ -4,6 +4,7 @@
 #include <cairn/cairn.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -38,8 +39,14 @@ inline std::string time_text(std::int64_t unix_time) {
   return text;
 }
 
-inline reader_type::checkpoint_type open(reader_type& reader, std::int64_t step) {
-  return reader.open(step, reader.fetch(step));
+/// A checkpoint, and how to tell whether it is still the one that was opened; see cairn::detail::require_committed.
+struct opened_step {
+  reader_type::checkpoint_type checkpoint;
+  std::uint64_t manifest_digest;
+};
+inline opened_step open(reader_type& reader, std::int64_t step) {
+  const auto manifest_bytes = reader.fetch(step);
+  return {reader.open(step, manifest_bytes), cairn::digest(manifest_bytes)};
 }
 
 inline std::string summary(const cairn::manifest& m) {

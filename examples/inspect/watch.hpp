@@ -178,8 +178,8 @@ class watcher {
   void look_at_checkpoint(std::int64_t step) {
     try {
       const auto opened = open(reader_, step);
-      committed_[step] = opened.manifest().unix_time;
-      const auto line = summary(opened.manifest());
+      committed_[step] = opened.checkpoint.manifest().unix_time;
+      const auto line = summary(opened.checkpoint.manifest());
       told_[step] = line;
       say(line);
     } catch (const cairn::corrupt_error& error) {

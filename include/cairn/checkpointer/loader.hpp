@@ -153,25 +153,23 @@ class loader {
       }
       lease.release();
       if (verdict.outcome == load_outcome::refused) std::rethrow_exception(verdict.failure);
-      if (verdict.outcome == load_outcome::unsupported && !from_tier) {
-        // Going on from an older one costs the steps since, and lets retention remove what is whole.
-        services_->report().warned(
-            "step " + std::to_string(*step) +
+      // Going on from an older one costs the steps since, and lets retention remove what is whole.
+      const auto stop_at_it = [&](const char* why) {
+        services_->report().warned("step " + std::to_string(*step) + why);
+        std::rethrow_exception(verdict.failure);
+      };
+      if (verdict.outcome == load_outcome::unsupported && !from_tier)
+        stop_at_it(
             " is not damaged, but this program cannot read it: it stays as it is, and no older one is taken "
             "instead; give the program what the error names and start again, or load(state, step) an older "
             "one by name");
-        std::rethrow_exception(verdict.failure);
-      }
       // Records of the tier say their version before their digest is compared: it may be a flipped bit.
       if (verdict.outcome == load_outcome::unsupported) verdict.outcome = load_outcome::damaged;
-      if (from_tier && stays_held(verdict.failure)) {
-        services_->report().warned(
-            "step " + std::to_string(*step) +
+      if (from_tier && stays_held(verdict.failure))
+        stop_at_it(
             " stays in the local tiers, as nothing is wrong with it: give the ranks what "
             "they lacked and start again, or start without local_tier{} to go on from "
             "the store, which costs the steps since");
-        std::rethrow_exception(verdict.failure);
-      }
       auto why = failure_text(verdict.failure);
       reasons += (reasons.empty() ? "step " : "; step ") + std::to_string(*step) + ": " + why;
       if (from_tier && verdict.outcome == load_outcome::damaged && tries_of_step++ < max_tries_of_step &&

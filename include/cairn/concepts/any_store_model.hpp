@@ -410,10 +410,8 @@ struct store_model final : store_face {
     static_assert(
         LayeredStore<S> || !requires(S& s) { s.inner(); },
         "this store's inner() is not what cairn::LayeredStore asks for, so its leases would be held where "
-        "users of "
-        "the store below do not see them: return the store below as a reference that is not const, or give "
-        "the "
-        "function another name");
+        "users of the store below do not see them: return the store below as a reference that is not const, "
+        "or give the function another name");
     if constexpr (LayeredStore<S>) {
       using inner_type = std::remove_reference_t<decltype(store.inner())>;
       return face_of(std::shared_ptr<inner_type>(held, &store.inner()));

@@ -74,7 +74,7 @@ class save_votes {
   const std::string vote_;      // this rank and those below it have what the save needs
   const std::string complete_;  // all have
   std::mutex mutex_;
-  static constexpr std::size_t max_given_up = 16'384;
+  static constexpr std::size_t max_told = 256, max_given_up = 16'384;
   std::deque<offer_key> told_, given_up_;
 };
 

@@ -35,14 +35,9 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
     }
   };
   std::optional<std::int64_t> step;
-  list();
-  // A resume waits for what a process of an earlier run still saves. What is committed meanwhile may complete a
-  // step that the others have: passing it over would leave it in one directory when the others save it anew.
-  // After the first round no earlier run saves any more; another one that runs beside this one may.
-  for (int rounds = 3; rounds > 0; --rounds) {
-    const auto known = common;
+  // Each takes the newest that loads; the oldest of these is the newest for all.
+  const auto resume_all = [&] {
     for (bool agreed = false; !agreed;) {
-      // Each takes the newest that loads; the oldest of these is the newest for all.
       agreed = true;
       step.reset();
       for (const auto& each : states) {
@@ -53,6 +48,14 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
       }
       if (!agreed) detail::erase_if(common, [&](std::int64_t s) { return s > *step; });
     }
+  };
+  list();
+  // A resume waits for what a process of an earlier run still saves. What is committed meanwhile may complete a
+  // step that the others have: passing it over would leave it in one directory when the others save it anew.
+  // After the first round no earlier run saves any more; another one that runs beside this one may.
+  for (int rounds = 3; rounds > 0; --rounds) {
+    const auto known = common;
+    resume_all();
     list();
     const bool grew = detail::any_of(
         common, [&](std::int64_t s) { return (!step || s > *step) && !detail::contains(known, s); });

@@ -59,20 +59,17 @@ CAIRN_BODY void save_votes::tell(const offer_key& key, std::span<const std::byte
   }
 }
 CAIRN_BODY void save_votes::withdraw_old() noexcept {
-  for (std::unique_lock lock(mutex_); given_up_.size() > max_given_up; lock.lock()) {
-    const auto key = std::move(given_up_.front());
-    given_up_.pop_front();
-    lock.unlock();  // it may wait for somebody who reads it
-    link_.withdraw(key, deadline::in(std::chrono::seconds(1)));
-  }
-  for (std::unique_lock lock(mutex_); told_.size() > 256; lock.lock()) {
+  for (std::unique_lock lock(mutex_);; lock.lock()) {
+    const bool of_given_up = given_up_.size() > max_given_up;
+    if (!of_given_up && told_.size() <= max_told) return;
+    auto& all = of_given_up ? given_up_ : told_;
     // Who does not know yet how the newest complete save ended asks for it, however late.
-    const auto newest = std::find_if(told_.rbegin(), told_.rend(),
+    const auto newest = std::find_if(all.rbegin(), all.rend(),
                                      [this](const offer_key& key) { return key.name == complete_; });
-    auto oldest = told_.begin();
-    if (newest != told_.rend() && std::prev(newest.base()) == oldest) ++oldest;
+    auto oldest = all.begin();
+    if (newest != all.rend() && std::prev(newest.base()) == oldest) ++oldest;
     const auto key = std::move(*oldest);
-    told_.erase(oldest);
+    all.erase(oldest);
     lock.unlock();  // it may wait for somebody who reads it
     link_.withdraw(key, deadline::in(std::chrono::seconds(1)));
   }

@@ -56,10 +56,7 @@ namespace detail {
          text.find_first_not_of("0123456789abcdef", prefix.size()) == text.npos;
 }
 [[nodiscard]] inline std::string run_name(const run_id& run) {
-  char name[64];
-  std::snprintf(name, sizeof name, "run-%016llx%016llx", static_cast<unsigned long long>(run.high),
-                static_cast<unsigned long long>(run.low));
-  return name;
+  return "run-" + to_string(run);
 }
 [[nodiscard]] inline bool is_run_name(std::string_view text) {
   return has_hex_after(text, "run-", 32);

@@ -5,11 +5,16 @@
 #include <cairn/storage/commit/store_look.hpp>
 
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// The reverse of to_string(run_id); nothing for any other text.
+[[nodiscard]] std::optional<run_id> parse_run(std::string_view text) noexcept;
 
 /// By what processes see that a run lives: a lease of its own, an unfinished object "lease-run.<run>" beside the steps'
 /// directories, as step_leases has them. A run that ends takes it back; that of a process that died stays until the next

@@ -41,9 +41,8 @@ CAIRN_BODY std::vector<std::int64_t> restart_notes::steps(const store_look& look
   if (look.restarts)
     for (const auto& key : *look.restarts)
       if (const auto step = step_of(key)) {
-        const auto digits = std::string_view(key).substr(key.size() - 32);
-        const run_id run{*parse_hex16(digits.substr(0, 16)), *parse_hex16(digits.substr(16))};
-        if (self == nullptr || run == *self || !run_signs::lived(look, run)) found.push_back(*step);
+        const auto run = parse_run(std::string_view(key).substr(key.rfind('.') + 1));
+        if (self == nullptr || *run == *self || !run_signs::lived(look, *run)) found.push_back(*step);
       }
   detail::sort(found);
   return found;
@@ -74,8 +73,7 @@ CAIRN_BODY std::optional<std::int64_t> restart_notes::step_of(std::string_view k
   if (dot == std::string_view::npos) return std::nullopt;
   const auto step = parse_padded(key.substr(0, dot), 8, INT64_MAX);
   const auto run = key.substr(dot + 1);
-  if (!step || run.size() != 32 || !parse_hex16(run.substr(0, 16)) || !parse_hex16(run.substr(16)))
-    return std::nullopt;
+  if (!step || !parse_run(run)) return std::nullopt;
   return static_cast<std::int64_t>(*step);
 }
 

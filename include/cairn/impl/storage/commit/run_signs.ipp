@@ -20,22 +20,23 @@ namespace detail {
 
 inline constexpr std::string_view live_run_prefix = "lease-run.";
 
+CAIRN_BODY std::optional<run_id> parse_run(std::string_view text) noexcept {
+  if (text.size() != 32) return std::nullopt;
+  const auto high = parse_hex16(text.substr(0, 16)), low = parse_hex16(text.substr(16));
+  return high && low ? std::optional<run_id>({*high, *low}) : std::nullopt;
+}
+
 CAIRN_BODY std::shared_ptr<void> run_signs::show(const run_id& run) {
   if (!store_.tracks_writers()) return nullptr;
   return show_lease(store_, std::string(live_run_prefix) + to_string(run));
 }
 
 CAIRN_BODY std::vector<run_id> run_signs::living() {
-  constexpr std::size_t digits = 16;
   std::vector<run_id> found;
   if (!store_.tracks_writers()) return found;
-  for (const auto& key : store_.live_writers(std::string(live_run_prefix))) {
-    const auto name = std::string_view(key).substr(live_run_prefix.size());
-    if (name.size() < 2 * digits) continue;
-    const auto high = parse_hex16(name.substr(0, digits));
-    const auto low = parse_hex16(name.substr(digits, digits));
-    if (high && low) found.push_back({*high, *low});
-  }
+  for (const auto& key : store_.live_writers(std::string(live_run_prefix)))
+    if (const auto run = parse_run(std::string_view(key).substr(live_run_prefix.size(), 32)))
+      found.push_back(*run);
   return found;
 }
 
