@@ -35,6 +35,8 @@ class stream_checkpointer {
   cairn::save_handle save(const cairn::state_dict& state, std::int64_t step) {
     return held_->save(state, step);
   }
+  void annotate(const cairn::annotations& about) { held_->annotate(about); }
+  [[nodiscard]] bool any_rank(bool wants) { return held_->any_rank(wants); }
   void before_update() { held_->before_update(); }
   void close() { held_->close(); }
 
@@ -43,6 +45,8 @@ class stream_checkpointer {
     virtual ~base() = default;
     virtual std::optional<std::int64_t> resume(const cairn::state_dict&) = 0;
     virtual cairn::save_handle save(const cairn::state_dict&, std::int64_t) = 0;
+    virtual void annotate(const cairn::annotations&) = 0;
+    virtual bool any_rank(bool) = 0;
     virtual void before_update() = 0;
     virtual void close() = 0;
   };
@@ -54,6 +58,8 @@ class stream_checkpointer {
     cairn::save_handle save(const cairn::state_dict& s, std::int64_t step) override {
       return held.save(s, step);
     }
+    void annotate(const cairn::annotations& about) override { held.annotate(about); }
+    bool any_rank(bool wants) override { return held.any_rank(wants); }
     void before_update() override { held.before_update(stream, device); }
     void close() override { held.close(); }
     Checkpointer held;

@@ -113,7 +113,7 @@ class windowed_exchange final : public read_exchange {
     std::uint64_t before = 0;
     std::uint64_t tie = 0;
     static constexpr position end() noexcept { return {UINT64_MAX, UINT64_MAX}; }
-    friend constexpr auto operator<=>(const position&, const position&) noexcept = default;
+    constexpr auto operator<=>(const position&) const noexcept = default;
   };
   static position position_of(const shared_read& u) noexcept { return {u.before, u.tie}; }
   static std::size_t index_of(const std::vector<shared_read>& reads, position limit) {

@@ -29,7 +29,10 @@ namespace detail {
 /// A number of checkpoints; 0 for one below it, which would be a very large one else.
 template <class N>
 [[nodiscard]] constexpr std::size_t kept_count(N n) noexcept {
-  return n < N{} ? 0 : static_cast<std::size_t>(n);
+  if constexpr (std::is_signed_v<N>) {
+    if (n < 0) return 0;
+  }
+  return static_cast<std::size_t>(n);
 }
 }  // namespace detail
 
