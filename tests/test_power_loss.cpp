@@ -22,6 +22,8 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -113,6 +115,79 @@ TEST_CASE("ranks that share files: after a power loss at any moment, what was co
     const std::string site_name = site_names[static_cast<int>(s)];
     CAPTURE(site_name);
     CHECK(run(s, two).look({}).wrong.has_value());
+  }
+}
+
+namespace {
+
+/// Holds the fsync behind the record of rank 1 until rank 0 has noted that the manifest lasts.
+class late_record final : public file_watch {
+ public:
+  explicit late_record(const recording_file_system& disk) : disk_(disk) {}
+  file_decision before(file_call call, const std::string& path) override {
+    if (call == file_call::change_mode && path.find("/manifest.") != std::string::npos) {
+      const std::lock_guard lock(mutex_);
+      noted_at_ = disk_.operations();
+      noted_.notify_all();
+    }
+    if (call == file_call::sync_directory && std::exchange(is_late(), false)) {
+      std::unique_lock lock(mutex_);
+      CHECK(noted_.wait_for(lock, std::chrono::seconds(60), [this] { return noted_at_ != 0; }));
+    }
+    return file_decision::carry_out;
+  }
+  void after(file_call call, const std::string& path) override {
+    if (call == file_call::rename && path.find("/ranks-00001/") != std::string::npos)
+      is_late() = path.find(".record") != std::string::npos;
+  }
+  /// How many operations there had been then.
+  [[nodiscard]] std::size_t noted_at() {
+    const std::lock_guard lock(mutex_);
+    return noted_at_;
+  }
+
+ private:
+  static bool& is_late() {
+    thread_local bool late = false;
+    return late;
+  }
+  recording_file_system disk_;
+  std::mutex mutex_;
+  std::condition_variable noted_;
+  std::size_t noted_at_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("ranks in directories of their own: the manifest does not last before the records that it names do") {
+  const cairn::commit_options apart{.ranks_per_directory = 1};
+  const auto disk = ready({});
+  const auto watch = std::make_shared<late_record>(disk);
+  cairn::thread_group group{2};
+  const auto train = [&](int rank) {
+    training_state t(rank, 2, sizes);
+    auto ckpt = make_checkpointer(file_system(watch, disk), group.communicator(rank), apart);
+    t.fill(1);
+    ckpt.save(t.state, 1).wait();
+    ckpt.close();
+  };
+  std::thread other(train, 1);
+  train(0);
+  other.join();
+  REQUIRE(watch->noted_at() != 0);
+  for (const auto& cut : disk.cuts(watch->noted_at(), 10, test_seed())) {
+    CAPTURE(cut.text());
+    const auto left = disk.after(cut);
+    cairn::thread_group readers{2};
+    const auto read = [&](int rank) {
+      training_state t(rank, 2, sizes);
+      auto ckpt = make_checkpointer(file_system(nullptr, left), readers.communicator(rank), apart);
+      CHECK(ckpt.resume(t.state) == 1);
+      CHECK(t.is(1));
+    };
+    std::thread second(read, 1);
+    read(0);
+    second.join();
   }
 }
 

@@ -118,6 +118,9 @@ class commit_protocol {
   [[nodiscard]] std::int32_t block_ranks(const save_context& c) const noexcept {
     return detail::block_ranks_of(options_, c.world_size);
   }
+  /// Makes the names of all records last that lie in directories of their own: a record that is seen may
+  /// still wait for the fsync of its rank, while the manifest that names it lasts already.
+  void make_records_durable(const save_context& c, const file_placement& place) const;
   /// Returns when there is no manifest of another attempt. An attempt that was ended after it had
   /// published withdraws its manifest; this waits for that, since otherwise both that attempt and the one
   /// that ended it would fail.

@@ -88,6 +88,7 @@ CAIRN_BODY void commit_protocol::commit(const save_context& c, const metadata& c
     detail::record_collection records(store_, objects_, c, placement(c), block_ranks(c));
     for (const auto& h : records.collect(until))
       m.records.push_back({h.step, h.attempt, h.rank, h.files, h.header_digest, h.data_bytes});
+    make_records_durable(c, m.placement);
     end_other_attempts(c, m.placement, until);
     objects = publish_manifest(c, m, encode_manifest(m), m.records.front().files, until);
     if (c.world_size > 1) store_.note_durable(manifest_key(c.step));
@@ -201,6 +202,14 @@ CAIRN_BODY void commit_protocol::await_durable_name(const save_context& c, const
     store_.make_name_durable(key);
     return objects_.throw_if_aborted(c.step, c.attempt);
   }
+}
+
+CAIRN_BODY void commit_protocol::make_records_durable(const save_context& c,
+                                                      const file_placement& place) const {
+  // In the directory of the step, the fsync behind the manifest does it.
+  if (place.ranks_per_directory == 0) return;
+  for (std::int32_t rank = 0; rank < c.world_size; rank += place.ranks_per_directory)
+    store_.make_name_durable(record_key(c.step, rank, c.attempt, place));
 }
 
 CAIRN_BODY void commit_protocol::check_files(const save_context& c, const file_placement& place,
