@@ -428,6 +428,23 @@ TEST_CASE("a lease whose sign of life another run has removed says so, and is sh
   CHECK(one.server.objects().uploads() == 0);
 }
 
+TEST_CASE("a lease of a host that is cut off from the bucket says so once others take it for dead, and ever after") {
+  leased one;
+  CHECK(one.lease.held());
+  one.server.faults.add("error UploadPart all status=503 code=SlowDown");
+  one.pass(31s);
+  CHECK_FALSE(one.lease.held());
+  one.server.faults.clear();
+  // Its sign comes through again, and the checkpoint may be gone.
+  const auto signs = one.server.count("UploadPart");
+  one.pass(10s);
+  REQUIRE(await([&] { return one.server.count("UploadPart") > signs; }));
+  one.pass(10s);
+  REQUIRE(await([&] { return one.server.count("UploadPart") > signs + 1; }));
+  CHECK_FALSE(one.lease.held());
+  CHECK(one.other.live_writers("lease-").size() == 1);
+}
+
 TEST_CASE(
     "the end of a lease waits some seconds for a bucket that does not answer, and is an end nevertheless") {
   leased one;

@@ -2,6 +2,7 @@
 // opt-in: cairn::s3
 #pragma once
 #include <cairn/stores/s3/bucket.hpp>
+#include <cairn/stores/s3/clock.hpp>
 #include <cairn/system/background_thread.hpp>
 
 #include <fcntl.h>
@@ -50,8 +51,9 @@ class heartbeat {
   /// Takes the sign back, for at most some seconds: one that stays counts no more here, nor elsewhere after its age.
   ~heartbeat();
 
-  /// Whether the sign was removed meanwhile, so that others may have taken this process for dead.
-  [[nodiscard]] bool was_lost() const noexcept { return lost_.load(); }
+  /// Whether others may have taken this process for dead meanwhile: the sign was removed, or none came through for
+  /// as long as makes others do so. Any thread.
+  [[nodiscard]] bool was_lost() const noexcept;
 
  private:
   /// False: it ends.
@@ -62,6 +64,7 @@ class heartbeat {
   [[nodiscard]] std::shared_ptr<s3_call> run(s3_request r, bool may_cancel,
                                              std::unique_lock<std::mutex>& lock);
   void repeat() noexcept;
+  [[nodiscard]] s3_clock::time_point now() const noexcept;
 
   std::shared_ptr<s3_bucket> bucket_;
   std::string key_;
@@ -70,6 +73,8 @@ class heartbeat {
   std::condition_variable ended_;
   bool ending_ = false;
   std::atomic<bool> lost_{false};
+  /// When the last sign that the service has acknowledged was sent.
+  std::atomic<s3_clock::time_point> seen_at_;
   std::shared_ptr<s3_call> under_way_;
   background_thread thread_;
 };

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -86,6 +87,7 @@ CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::st
     : bucket_(std::move(bucket)), key_(key + "." + own_tag() + std::string(sign_ending)) {
   const auto call = bucket_->client.run(beginning());
   id_ = bucket_->begun(*call, "announcing of a save");
+  seen_at_.store(now());
   // Where there is no thread, it is seen all the same, for a while.
   static_cast<void>(thread_.start("cairn heartbeat", [this] { repeat(); }));
 }
@@ -108,6 +110,14 @@ CAIRN_BODY heartbeat::~heartbeat() {
     }
   }
   bucket_->closed(id_);
+}
+
+CAIRN_BODY s3_clock::time_point heartbeat::now() const noexcept {
+  return bucket_->client.service().clock->now();
+}
+
+CAIRN_BODY bool heartbeat::was_lost() const noexcept {
+  return lost_.load() || now() - seen_at_.load() > heartbeat_timeout;
 }
 
 CAIRN_BODY bool heartbeat::pause(std::unique_lock<std::mutex>& lock) {
@@ -150,8 +160,15 @@ CAIRN_BODY void heartbeat::repeat() noexcept {
       s3_request r{.method = "PUT", .key = key_};
       r.query = {{"partNumber", "1"}, {"uploadId", id_}};
       bucket_->client.set_body(r, {std::span<const std::byte>(mark)}, false);
+      const auto begun = now();
       const auto call = run(std::move(r), true, lock);
-      if (call->fine() || call->end != http_end::answered || call->status != 404 || ending_) continue;
+      if (call->fine()) {
+        // One that comes too late undoes nothing: others may have taken this process for dead until then.
+        if (was_lost()) lost_.store(true);
+        seen_at_.store(begun);
+        continue;
+      }
+      if (call->end != http_end::answered || call->status != 404 || ending_) continue;
       lost_.store(true);
       bucket_->closed(id_);
       // An upload that was begun and is not known would stand for this process until it ends.
