@@ -159,7 +159,8 @@ class late_record final : public file_watch {
 
 }  // namespace
 
-TEST_CASE("ranks in directories of their own: the manifest does not last before the records that it names do") {
+TEST_CASE(
+    "ranks in directories of their own: the manifest does not last before the records that it names do") {
   const cairn::commit_options apart{.ranks_per_directory = 1};
   const auto disk = ready({});
   const auto watch = std::make_shared<late_record>(disk);

@@ -428,7 +428,9 @@ TEST_CASE("a lease whose sign of life another run has removed says so, and is sh
   CHECK(one.server.objects().uploads() == 0);
 }
 
-TEST_CASE("a lease of a host that is cut off from the bucket says so once others take it for dead, and ever after") {
+TEST_CASE(
+    "a lease of a host that is cut off from the bucket says so once others take it for dead, and ever "
+    "after") {
   leased one;
   CHECK(one.lease.held());
   one.server.faults.add("error UploadPart all status=503 code=SlowDown");

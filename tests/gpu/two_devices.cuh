@@ -78,7 +78,8 @@ inline void saves_and_loads(const on_second_device& rank) {
       store, cairn::cuda::gathering_stager({}, cairn::cuda::gathering_engine(rank.options)),
       cairn::overlapped{}, cairn::checkpointer_options{.quiet = true}};
   cairn::state_dict state;
-  state.tensor("weights", cairn::cuda::device_view(rank.weights, cairn::dtype::f32, {on_second_device::count}));
+  state.tensor("weights",
+               cairn::cuda::device_view(rank.weights, cairn::dtype::f32, {on_second_device::count}));
   checkpoints.prepare(state);
   auto saved = checkpoints.save(state, 1);
   checkpoints.before_update(rank.stream, 1);
