@@ -147,7 +147,7 @@ class load_benchmark {
     // The file's data, behind its header, in the order of the file.
     const read_file by_hand{data_[0], {{open_file(data_[0], 0).size() - bytes, bytes, host_.bytes().data()}}};
     const read_file nowhere{data_[0], {}};
-    const auto ours = [&] { return cold([&] { checkpoints.load(state, 1); }); };
+    const auto ours = [&] { return cold([&] { stages_ = checkpoints.load(state, 1).stages; }); };
     const auto direct = [&] { return cold([&] { read_direct({&nowhere, 1}); }); };
     const auto buffered = [&] { return cold([&] { read_buffered({&by_hand, 1}); }); };
     check_cuda(cudaMemset(loaded_.data(), 0, loaded_.bytes()), "cudaMemset");
@@ -159,10 +159,22 @@ class load_benchmark {
     std::vector<double> slower;
     for (std::size_t i = 0; i < disk.size(); ++i) slower.push_back(std::max(disk[i], seconds[3][i]));
     ours_ = rates(bytes, seconds[0]);
+    tell_stages();
     report_.add("load_cold/of-slower-of-disk-and-bus", make_pairs(ours_, rates(bytes, slower)), "B/s",
                 at_least(0.9));
     report_.add(second ? "disk/pread" : "disk/O_DIRECT", samples(rates(bytes, disk)), "B/s");
     report_.add("bus", samples(rates(bytes, seconds[3])), "B/s");
+  }
+
+  /// Where the last load spent its time, all threads together.
+  void tell_stages() const {
+    const auto& s = stages_;
+    std::printf(
+        "# last load: %u reads in flight, %.3f s reading (%.3f s of processors), %.3f s verifying, %.3f s "
+        "delivering; %.2f GB past the page cache, %.2f GB from it\n",
+        static_cast<unsigned>(s.reads_in_flight), s.read_seconds, s.read_cpu_seconds, s.verify_seconds,
+        s.deliver_seconds, 1e-9 * static_cast<double>(s.bytes_direct),
+        1e-9 * static_cast<double>(s.bytes_cached));
   }
 
   /// What load_python.py prints: "NAME SECONDS..." for each library, or a sentence behind "#".
@@ -211,6 +223,7 @@ class load_benchmark {
   device_stream stream_;
   std::vector<std::string> data_;
   std::vector<double> ours_;  ///< rates of the last measurement, in the order of its turns
+  cairn::load_stages stages_;
   report report_{"bench_load_cuda"};
 };
 

@@ -242,6 +242,42 @@ TEST_CASE("ten thousand small tensors cost a few launches and a few copies, not 
   CHECK(gpu::copies_made() == 1);
 }
 
+// cudaMalloc() puts allocations next to each other, and cudaMemcpy() refuses what goes on from one into the next.
+TEST_CASE(
+    "tensors that touch in memory and in the image, and lie in two allocations, are not copied in one") {
+  constexpr std::uint64_t bytes = 512 << 10;  // too large to be gathered
+  for (const bool no_kernel : {false, true}) {
+    for (const bool strided : {false, true}) {
+      CAPTURE(no_kernel);
+      CAPTURE(strided);
+      gpu::reset(9);
+      gpu::out_of_device_memory(no_kernel);
+      gpu::memory both(0, 2 * bytes);
+      both.split(bytes);
+      cairn::memory_store store;
+      cairn::checkpointer ckpt{store, stager_type({}, engine(engine_options{})),
+                               cairn::checkpointer_options{.quiet = true}};
+      cairn::state_dict state;
+      for (const std::uint64_t i : {0, 1}) {
+        auto* const data = both.bytes().data() + i * bytes;
+        std::memset(data, static_cast<int>(i + 1), bytes);
+        auto view = cairn::contiguous_view(data, cairn::dtype::u8, {static_cast<std::int64_t>(bytes)});
+        if (strided && i == 1) view.shape = {1, static_cast<std::int64_t>(bytes)}, view.strides = {7, 1};
+        view.space = memory_space::device, view.device = 0;
+        state.tensor("tensor" + std::to_string(i), view);
+      }
+      ckpt.save(state, 1).wait();
+      std::memset(both.bytes().data(), 0, 2 * bytes);
+      ckpt.load(state, 1);
+      gpu::synchronize();
+      for (const std::uint64_t i : {0, 1}) {
+        const auto part = both.bytes().subspan(i * bytes, bytes);
+        CHECK(std::all_of(part.begin(), part.end(), [&](auto b) { return b == std::byte(i + 1); }));
+      }
+    }
+  }
+}
+
 TEST_CASE("a large image is in the streams in at most 64 steps, before any of it is copied") {
   gpu::reset(17);
   constexpr std::uint64_t bytes = 80 << 20;

@@ -205,6 +205,40 @@ TEST_CASE("a checkpointer over the device: the stream waits, and what is committ
   cudaFree(weights);
 }
 
+// cudaMalloc() puts allocations next to each other, and cudaMemcpy() refuses what goes on from one into the next.
+TEST_CASE("tensors in allocations that touch, in the order of their addresses") {
+  constexpr std::size_t bytes = 512 << 10;  // too large to be gathered
+  std::vector<std::byte*> memories(16);
+  for (auto& m : memories) REQUIRE(gpu::allocate(m, bytes) == gpu::success);
+  std::sort(memories.begin(), memories.end());
+  std::size_t touching = 0;
+  for (std::size_t i = 1; i < memories.size(); ++i) touching += memories[i] == memories[i - 1] + bytes;
+  MESSAGE(touching << " allocations touch the one before");
+  cairn::state_dict state;
+  const auto value_of = [](std::size_t i) { return static_cast<int>(i + 1); };
+  for (std::size_t i = 0; i < memories.size(); ++i) {
+    REQUIRE(cudaMemset(memories[i], value_of(i), bytes) == cudaSuccess);
+    state.tensor("tensor" + std::to_string(10 + i),
+                 cairn::cuda::device_view(memories[i], cairn::dtype::u8, {std::int64_t{bytes}}));
+  }
+  REQUIRE(cudaStreamSynchronize(cudaStreamLegacy) == cudaSuccess);
+  const cairn::memory_store store;
+  const auto saved_and_loaded = [&](auto stager, std::int64_t step) {
+    cairn::checkpointer ckpt{store, std::move(stager), cairn::checkpointer_options{.quiet = true}};
+    ckpt.save(state, step).wait();
+    for (auto* m : memories) REQUIRE(cudaMemset(m, 0, bytes) == cudaSuccess);
+    ckpt.load(state, step);
+    for (std::size_t i = 0; i < memories.size(); ++i) {
+      std::vector<std::byte> read(bytes);
+      REQUIRE(cudaMemcpy(read.data(), memories[i], bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+      CHECK(std::all_of(read.begin(), read.end(), [&](auto b) { return b == std::byte(value_of(i)); }));
+    }
+  };
+  saved_and_loaded(stager_of<cairn::cuda::gathering_engine>({}, cairn::cuda::gathering_engine()), 1);
+  saved_and_loaded(stager_of<cairn::cuda::copy_engine>({}, cairn::cuda::copy_engine()), 2);
+  for (auto* m : memories) CHECK(gpu::deallocate(m) == gpu::success);
+}
+
 TEST_CASE("save() and before_update() during a capture are refused; copies go on beside one") {
   on_device d(large_and_small(11));
   cairn::cuda::gathering_engine_options options;

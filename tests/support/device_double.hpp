@@ -207,13 +207,23 @@ class device_double {
     ~memory() {
       const std::lock_guard lock(world().mutex);
       world().allocated.erase(bytes_.data());
+      if (second_ != nullptr) world().allocated.erase(second_);
     }
     memory(const memory&) = delete;
     memory& operator=(const memory&) = delete;
     [[nodiscard]] std::span<std::byte> bytes() noexcept { return bytes_; }
+    /// From now on these are two allocations that touch.
+    void split(std::uint64_t first_bytes) {
+      const std::lock_guard lock(world().mutex);
+      auto& first = world().allocated[bytes_.data()];
+      second_ = bytes_.data() + first_bytes;
+      world().allocated[second_] = {first.first - first_bytes, first.second};
+      first.first = first_bytes;
+    }
 
    private:
     std::vector<std::byte> bytes_;
+    const std::byte* second_ = nullptr;
   };
 
   // --- DeviceRuntime ---------------------------------------------------------------------------------------
@@ -258,6 +268,7 @@ class device_double {
     node = 40 + device;
     return success;
   }
+  static stream_type default_stream() noexcept { return nullptr; }
   static int make_stream(stream_type& s) noexcept {
     return slow_call([&](state& w) {
       w.streams.push_back(std::make_unique<stream>());

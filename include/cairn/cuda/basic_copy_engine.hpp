@@ -15,8 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <deque>
 #include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -165,6 +165,8 @@ class basic_copy_engine {
       refuse_capture<R>(l->compute(), l->device(), "save()");
     }
     auto filled = std::make_shared<transfer>(fill, queues, options_.batch_bytes, options_.gather_below);
+    std::list<std::shared_ptr<transfer>> queued{
+        filled};  // before any copy is under way: it may find no memory
     start();
     last_ = filled;
     std::exception_ptr failure;
@@ -176,7 +178,7 @@ class basic_copy_engine {
     }
     {
       const std::lock_guard lock(state_->mutex);
-      state_->transfers.push_back(filled);
+      state_->transfers.splice(state_->transfers.end(), queued);
     }
     state_->changed.notify_all();
     if (failure == nullptr && overlapped) return;
@@ -216,7 +218,7 @@ class basic_copy_engine {
   struct shared {
     std::mutex mutex;
     std::condition_variable changed;
-    std::deque<std::shared_ptr<transfer>> transfers;
+    std::list<std::shared_ptr<transfer>> transfers;
     std::vector<std::unique_ptr<copy_queue>> queues;  // of the thread that saves, until the destructor
     cairn::detail::background_thread worker;
     bool stopping = false;
@@ -289,7 +291,7 @@ class basic_copy_engine {
   [[nodiscard]] copy_queue& queue_on(int device) {
     for (const auto& l : state_->queues)
       if (l->device() == device) return *l;
-    typename R::stream_type compute{};
+    auto compute = R::default_stream();
     for (const auto& given : options_.compute)
       if (given.device == device) compute = given.stream;
     const device_in_use<R> use(device);

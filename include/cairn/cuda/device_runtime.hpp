@@ -32,6 +32,7 @@ struct range_copy {
 ///   whether this process has a context on the device; makes none, while `use_device` and nearly all other
 ///   calls make one on the device that they use.
 /// - `host_node(device, node)`: the NUMA node of the host that is nearest to the device; -1: not known.
+/// - `default_stream()`: the device's default stream, which comes after every stream that was not made non-blocking.
 /// - `make_stream(s)`: makes a non-blocking stream of the lowest priority. `destroy_stream(s)`.
 /// - `make_event(e)`, `destroy_event(e)`; `record(e, s)`: e is reached when all work that is in s now is
 ///   done; `query(e)`: success if it is reached; `wait(s, e)`: work that is enqueued on s from now on
@@ -72,6 +73,7 @@ concept DeviceRuntime =
       { R::device_count(which) } noexcept -> std::same_as<int>;
       { R::has_context(device, yes) } noexcept -> std::same_as<int>;
       { R::host_node(device, which) } noexcept -> std::same_as<int>;
+      { R::default_stream() } noexcept -> std::same_as<typename R::stream_type>;
       { R::make_stream(new_stream) } noexcept -> std::same_as<int>;
       { R::destroy_stream(s) } noexcept -> std::same_as<int>;
       { R::make_event(new_event) } noexcept -> std::same_as<int>;

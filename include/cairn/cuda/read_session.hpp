@@ -103,7 +103,7 @@ class read_session final : public device_read {
   [[nodiscard]] copy_queue<R>& queue_on(int device) {
     for (const auto& l : queues_)
       if (l->device() == device) return *l;
-    typename R::stream_type compute{};
+    auto compute = R::default_stream();
     for (const auto& given : compute_)
       if (given.device == device) compute = given.stream;
     refuse_capture<R>(compute, device, "save() with checked{}");

@@ -12,22 +12,24 @@ inline namespace v1 {
 namespace cuda {
 namespace detail {
 
-/// Adds a copy, which continues the one before where both of its sides do.
-inline void add_copy(std::vector<range_copy>& parts, const range_copy& next) {
-  if (!parts.empty() && parts.back().to + parts.back().bytes == next.to &&
+/// Adds a copy, which continues the one before where both of its sides do. `first`: the parts from there on are of
+/// the same tensor. CUDA refuses a copy that goes on from one allocation into the next, and tensors that touch may
+/// lie in two.
+inline void add_copy(std::vector<range_copy>& parts, const range_copy& next, std::size_t first) {
+  if (parts.size() > first && parts.back().to + parts.back().bytes == next.to &&
       parts.back().from + parts.back().bytes == next.from)
     parts.back().bytes += next.bytes;
   else
     parts.push_back(next);
 }
 
-/// Puts the runs of strided views together into as few calls as they allow.
+/// Puts the runs of a strided view together into as few calls as they allow.
 template <DeviceRuntime R>
 class run_collector {
  public:
   /// `item`: for errors.
   run_collector(const copy_queue<R>& on, std::vector<range_copy>& parts, std::string_view item = {}) noexcept
-      : queue_(on), parts_(parts), item_(item) {}
+      : queue_(on), parts_(parts), first_(parts.size()), item_(item) {}
   void add(std::byte* to, const std::byte* from, std::uint64_t bytes) {
     if (rows_ != 0 && bytes == width_ && to == to_ + rows_ * width_ && follows(from)) {
       if (rows_ == 1) pitch_ = static_cast<std::uint64_t>(from - from_);
@@ -39,7 +41,7 @@ class run_collector {
   }
   void flush() {
     if (rows_ == 1)
-      add_copy(parts_, {to_, from_, width_});
+      add_copy(parts_, {to_, from_, width_}, first_);
     else if (rows_ > 1)
       check_call<R>(R::copy_rows_to_host(to_, from_, pitch_, width_, rows_, queue_.side()),
                     "cudaMemcpy2DAsync (copying rows from device memory)", queue_.device(), item_);
@@ -55,6 +57,7 @@ class run_collector {
   }
   const copy_queue<R>& queue_;
   std::vector<range_copy>& parts_;
+  std::size_t first_;
   std::string_view item_;
   std::byte* to_ = nullptr;
   const std::byte* from_ = nullptr;

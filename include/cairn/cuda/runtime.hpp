@@ -64,6 +64,9 @@ struct runtime {
       node = -1;
     return success;
   }
+  /// By name: where null means a stream of the calling thread (--default-stream per-thread), that one is not ordered
+  /// with the streams of others.
+  static cudaStream_t default_stream() noexcept { return cudaStreamLegacy; }
   static int make_stream(cudaStream_t& stream) noexcept {
     int lowest = 0;
     int highest = 0;
@@ -155,6 +158,7 @@ struct runtime {
         201,  // cudaErrorDeviceUninitialized
         214,  // cudaErrorECCUncorrectable
         220,  // cudaErrorNvlinkUncorrectable
+        226,  // cudaErrorContained
         400,  // cudaErrorInvalidResourceHandle: after cudaDeviceReset()
         700,  // cudaErrorIllegalAddress
         702,  // cudaErrorLaunchTimeout
@@ -166,7 +170,9 @@ struct runtime {
         717,  // cudaErrorInvalidAddressSpace
         718,  // cudaErrorInvalidPc
         719,  // cudaErrorLaunchFailure
-        721,  // cudaErrorContained
+        721,  // cudaErrorTensorMemoryLeak
+        810,  // cudaErrorMpsClientTerminated
+        911,  // cudaErrorExternalDevice
         999,  // cudaErrorUnknown
     };
     return std::find(std::begin(lost), std::end(lost), status) != std::end(lost);

@@ -43,6 +43,7 @@ class transfer {
         queues_(std::move(queues)),
         ranges_(cairn::detail::cut_into_ranges(fill_->layout(), fill_->options().overlapped)),
         parts_(queues_.size()),
+        last_tensor_(queues_.size()),
         batch_bytes_(std::max(batch_bytes, fill_->layout().bytes / max_batches)),
         gather_below_(gather_below) {
     if constexpr (GatheringRuntime<R>)
@@ -220,18 +221,19 @@ class transfer {
   void put(const tensor_view& view, std::uint64_t first, std::uint64_t last, std::byte* to) {
     const auto at = queue_on(view.device);
     auto& parts = parts_[at];
+    const bool continues = std::exchange(last_tensor_[at], view.data) == view.data;
     std::optional<device_in_use<R>> device;  // one for all where there is one
     if (queues_.size() != 1) device.emplace(view.device);
     const bool together = view.contiguous();
     if constexpr (GatheringRuntime<R>) {
-      const bool adjacent = !parts.empty() && parts.back().to + parts.back().bytes == to &&
+      const bool adjacent = continues && !parts.empty() && parts.back().to + parts.back().bytes == to &&
                             parts.back().from + parts.back().bytes == view.data + first;
       // Elements that are no whole bytes have no box.
       const bool gathered = together ? last - first < gather_below_ && !adjacent
                                      : gather_below_ != 0 && bits_of(view.type) % 8 == 0;
       if (gathered && gatherings_[at].add(view, first, last, to)) return;
     }
-    if (together) return add_copy(parts, {to, view.data + first, last - first});
+    if (together) return add_copy(parts, {to, view.data + first, last - first}, continues ? 0 : parts.size());
     run_collector<R> runs(*queues_[at], parts);
     for_each_run(view, first, last, [&](const std::byte* from, std::uint64_t bytes, std::uint64_t position) {
       runs.add(to + (position - first), from, bytes);
@@ -345,6 +347,7 @@ class transfer {
   std::vector<copy_queue<R>*> queues_;
   cairn::detail::vector<image_range> ranges_;
   std::vector<std::vector<range_copy>> parts_;  // of each queue, for the batch that is open
+  std::vector<const std::byte*> last_tensor_;   // of each queue, that was put there last
   std::vector<gathering<R>> gatherings_;        // of each queue, where the runtime gathers
   std::deque<batch> batches_;
   std::vector<owned_event<R>> last_;  // written before enqueued_
