@@ -1264,6 +1264,31 @@ TEST_CASE("memory that cannot be had is an error before anything is copied" * no
   CHECK(newest(scratch.path()) == 2);
 }
 
+TEST_CASE("a worker that could not map an image maps it for the next save" * not_threaded) {
+  const scratch_directory scratch;
+  std::vector<float> little(1'000), much(std::size_t{64} << 20);
+  cairn::state_dict small, large;
+  small.tensor("weights", little, {1'000});
+  large.tensor("weights", much, {64 << 20});
+  auto ckpt = make(scratch.path(), cairn::process_executor{});
+  const auto worker_of = [&](const cairn::state_dict& state, std::int64_t step) {
+    const auto save = ckpt.save(state, step);
+    save.wait();
+    return save.report().writing.process;
+  };
+  const auto worker = worker_of(small, 1);
+  rlimit before{};
+  REQUIRE(::prlimit(static_cast<::pid_t>(worker), RLIMIT_AS, nullptr, &before) == 0);
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/" + std::to_string(worker) + "/statm") >> pages;
+  REQUIRE(pages > 0);
+  const rlimit full{pages * 4096 + (std::uint64_t{32} << 20), before.rlim_max};
+  REQUIRE(::prlimit(static_cast<::pid_t>(worker), RLIMIT_AS, &full, nullptr) == 0);
+  CHECK(error_thrown_by([&] { worker_of(large, 2); }) == cairn::error_id::storage_out_of_memory);
+  REQUIRE(::prlimit(static_cast<::pid_t>(worker), RLIMIT_AS, &before, nullptr) == 0);
+  CHECK(worker_of(large, 3) == worker);
+}
+
 TEST_CASE("the pages of a buffer are there before it is copied to" * not_threaded) {
   const auto faults = [] {
     rusage used{};

@@ -99,10 +99,11 @@ class worker_client {
     out.put(where->digests_offset);
     encode(out, where->control);
     std::vector<int> descriptors;
+    std::map<std::uint64_t, std::weak_ptr<const void>> attached;
     const auto attach = [&](const shared_place& place) {
-      auto& known = known_[place.id];
-      if (known.lock() == place.segment) return false;
-      known = place.segment;
+      const auto known = known_.find(place.id);
+      if (known != known_.end() && known->second.lock() == place.segment) return false;
+      if (!attached.emplace(place.id, place.segment).second) return false;
       descriptors.push_back(place.file);
       return true;
     };
@@ -113,9 +114,9 @@ class worker_client {
         static_cast<std::uint8_t>((new_image ? 1 : 0) | (new_control ? 2 : 0) | (announced >= 0 ? 4 : 0)));
     std::vector<std::uint64_t> freed;
     for (const auto& [id, segment] : known_)
-      if (segment.expired()) freed.push_back(id);
+      if (segment.expired() && !attached.contains(id)) freed.push_back(id);
     out.put(static_cast<std::uint64_t>(freed.size()));
-    for (const auto id : freed) out.put(id), known_.erase(id);
+    for (const auto id : freed) out.put(id);
     try {
       process_.link().send(frame_kind::job, out.view(), until, descriptors);
     } catch (const usage_error&) {
@@ -128,6 +129,8 @@ class worker_client {
     }
     job.progress->note([&](save_report& r) { r.worker_start_seconds = start_.count(); });
     start_ = {};
+    for (const auto id : freed) known_.erase(id);
+    for (auto& [id, segment] : attached) known_[id] = std::move(segment);
     layout_ = layout;
     if (job.metadata != nullptr) metadata_ = job.metadata;
     return jobs_;

@@ -128,11 +128,17 @@ class worker_queue {
         fail(error_id::timeout_write, "the worker did not end a save in time, and was killed",
              {.rank = first.context().rank});
       }
-      for (const auto& save : saves_)
-        if (const auto why = save->unreported_failure())
-          link.send(frame_kind::failure, wire_writer().put(*save->number()).raw(encode_failure(why)).view(),
-                    until);
-      return client_->tell_gone(first.context(), until);
+      try {
+        for (const auto& save : saves_)
+          if (const auto why = save->unreported_failure())
+            link.send(frame_kind::failure, wire_writer().put(*save->number()).raw(encode_failure(why)).view(),
+                      until);
+        client_->tell_gone(first.context(), until);
+      } catch (const peer_error& e) {
+        // What it said before it ended is read first: it may have committed.
+        if (e.id() != error_id::peer_lost) throw;
+      }
+      return;
     }
     wire_reader in(frame->bytes);
     switch (frame->kind) {

@@ -114,9 +114,8 @@ class worker_session {
     std::shared_ptr<shared_segment> segment;
   };
 
-  std::shared_ptr<shared_segment> segment(const shared_place& place, bool attached,
-                                          std::vector<file_descriptor>& descriptors, std::size_t& next,
-                                          const wire_reader& in);
+  /// Maps what is not mapped yet. @throws storage_error, and then the next job may find room for it.
+  std::shared_ptr<shared_segment> segment(const shared_place& place, const wire_reader& in);
 
   worker_link link_;
   std::mutex sending_;  // of messages, each whole
@@ -124,6 +123,7 @@ class worker_session {
   std::shared_ptr<rate_limiter> rate_limiter_;
   const std::shared_ptr<told_peers> peers_ = detail::make_shared<told_peers>();
   std::map<std::uint64_t, std::shared_ptr<shared_segment>> segments_;
+  std::map<std::uint64_t, file_descriptor> unmapped_;  // as they came, which is once
   std::shared_ptr<const image_layout> layout_;
   std::shared_ptr<const cairn::metadata> metadata_;
   std::optional<any_writer> writer_;

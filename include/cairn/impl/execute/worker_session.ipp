@@ -33,6 +33,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -183,15 +184,25 @@ CAIRN_BODY worker_request worker_session::decode(wire_reader& in, std::vector<fi
   if (control.offset % alignof(image_control) != 0) in.fail_here("the control of an image is not aligned");
   const auto attached = in.get<std::uint8_t>();
   std::size_t next = 0;
-  const auto image_memory = segment(image, (attached & 1) != 0, descriptors, next, in);
-  const auto control_memory = segment(control, (attached & 2) != 0, descriptors, next, in);
+  const auto take = [&](const shared_place& place) {
+    if (next >= descriptors.size()) in.fail_here("a descriptor of shared memory is missing");
+    segments_.erase(place.id);
+    unmapped_[place.id] = std::move(descriptors[next++]);
+  };
+  if ((attached & 1) != 0) take(image);
+  if ((attached & 2) != 0) take(control);
   if ((attached & 4) != 0) {
     if (next >= descriptors.size()) in.fail_here("the descriptor of an announcement is missing");
     request.announced = std::move(descriptors[next++]);
   }
-  for (auto count = in.get_count(sizeof(std::uint64_t)); count > 0; --count)
-    segments_.erase(in.get<std::uint64_t>());
+  for (auto count = in.get_count(sizeof(std::uint64_t)); count > 0; --count) {
+    const auto id = in.get<std::uint64_t>();
+    segments_.erase(id);
+    unmapped_.erase(id);
+  }
   in.finish();
+  const auto image_memory = segment(image, in);
+  const auto control_memory = segment(control, in);
 
   const std::shared_ptr<image_control> shared(
       control_memory, reinterpret_cast<image_control*>(control_memory->bytes().data() + control.offset));
@@ -235,14 +246,15 @@ CAIRN_BODY std::uint64_t worker_session::question_of(const secret_bytes& answer)
   return number;
 }
 
-CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_place& place, bool attached,
-                                                                   std::vector<file_descriptor>& descriptors,
-                                                                   std::size_t& next, const wire_reader& in) {
-  if (attached) {
-    if (next >= descriptors.size()) in.fail_here("a descriptor of shared memory is missing");
-    auto made = detail::make_shared<shared_segment>(std::move(descriptors[next++]), place.bytes);
+CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_place& place,
+                                                                   const wire_reader& in) {
+  if (const auto came = unmapped_.find(place.id); came != unmapped_.end()) {
+    file_descriptor file(::fcntl(came->second.get(), F_DUPFD_CLOEXEC, 0));
+    if (!file.open()) fail_system(errno, "the descriptor of shared memory could not be kept");
+    auto made = detail::make_shared<shared_segment>(std::move(file), place.bytes);
     if (made->id() != place.id) in.fail_here("a descriptor is of other shared memory than announced");
     segments_[place.id] = std::move(made);
+    unmapped_.erase(came);
   }
   const auto found = segments_.find(place.id);
   if (found == segments_.end() || found->second->bytes().size() != place.bytes)
