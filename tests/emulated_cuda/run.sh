@@ -3,9 +3,12 @@
 # Builds tests/gpu/test_gpu.cu and examples/train_gpt_cuda.cu as programs of the CPU, with the headers of this folder in the
 # place of CUDA's, the tests under AddressSanitizer, and runs them as tests/gpu.sh does.
 # usage: run.sh WORK TRAIN_GPT [COMPILER...]   (WORK: a folder for what is built; TRAIN_GPT: the program for the CPU)
+#        run.sh --syntax WORK [COMPILER...]    only whether they compile: half a minute instead of some
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
+syntax=no
+[ "$1" != --syntax ] || { syntax=yes; shift; set -- "$1" '' "${@:2}"; }
 work=$1 train_gpt=$2
 compiler=("${@:3}")
 [ ${#compiler[@]} -gt 0 ] || compiler=(c++)
@@ -18,13 +21,16 @@ sanitized=(-fsanitize=address,alignment -fno-sanitize-recover=all)  # training w
 compile() {
   "${compiler[@]}" "${flags[@]}" "${@:3}" -I"$here" -I"$root/include" -I"$root/tests" -I"$root/examples" -include cuda_runtime.h -x c++ -E "$2" |
     python3 "$here/launches.py" >"$work/$1.ii"
-  "${compiler[@]}" "${flags[@]}" "${@:3}" -c "$work/$1.ii" -o "$work/$1.o"
+  local what=(-c -o "$work/$1.o")
+  [ "$syntax" = no ] || what=(-fsyntax-only)
+  "${compiler[@]}" "${flags[@]}" "${@:3}" "${what[@]}" "$work/$1.ii"
 }
 link() { "${compiler[@]}" "${flags[@]}" "${@:2}" -lxxhash -lpthread -o "$work/$1"; }
 
 # One as with a toolkit that has the batch call of the driver alone, the other as with one that has the runtime's.
 compile test_gpu "$root/tests/gpu/test_gpu.cu" -DCUDART_VERSION=12080 "${sanitized[@]}"
 compile train_gpt_cuda "$root/examples/train_gpt_cuda.cu"
+[ "$syntax" = no ] || exit 0
 "${compiler[@]}" "${flags[@]}" "${sanitized[@]}" -I"$root/tests" -DCAIRN_TEST_SOURCE_DIR='""' -DCAIRN_TEST_PYTHON='""' -c "$root/tests/main.cpp" -o "$work/main.o"
 link test_gpu "${sanitized[@]}" "$work/test_gpu.o" "$work/main.o"
 link train_gpt_cuda "$work/train_gpt_cuda.o"
