@@ -428,6 +428,22 @@ TEST_CASE("a lease whose sign of life another run has removed says so, and is sh
   CHECK(one.server.objects().uploads() == 0);
 }
 
+TEST_CASE("a lease is not said to be held where the service lists uploads by whole names alone") {
+  auto options = service();
+  options.objects.whole_names = true;
+  s3::server server{options};
+  auto store = reader(server, first);
+  store.put_new(cairn::manifest_key(7), {});
+  cairn::detail::step_leases leases{cairn::any_store(store)};
+  const auto told = errors_told_by([&] {
+    CHECK_FALSE(leases.lease(7, cairn::deadline::in(240s)).held());
+    CHECK_NOTHROW(static_cast<void>(leases.begin_removal(7)));
+  });
+  CHECK(told.find("lists unfinished uploads by whole names alone") != std::string::npos);
+  CHECK(std::count(told.begin(), told.end(), '\n') == 1);  // once
+  CHECK(server.objects().uploads() == 0);
+}
+
 TEST_CASE(
     "a lease of a host that is cut off from the bucket says so once others take it for dead, and ever "
     "after") {

@@ -30,6 +30,7 @@ struct object_rules {
   bucket_terms terms = {};
   std::string locked = {};   ///< keys that hold this are not removed, where it is not empty
   std::string unheard = {};  ///< nor are those by a request for many, which says nothing of them
+  bool whole_names = false;  ///< uploads are listed by a whole key, not by its beginning, as by MinIO
   bool copies = true;        ///< false: UploadPartCopy is answered with 501
   bool google = false;       ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
 };
@@ -772,9 +773,11 @@ class object_table {
       return encode ? percent_encoded(raw, true) : std::string(raw);
     };
     std::map<std::pair<std::string, std::string>, const upload*> sorted;
-    for (const auto& [id, one] : uploads_) {
-      if (one.bucket == request.bucket && one.key.rfind(text("prefix"), 0) == 0) sorted[{one.key, id}] = &one;
-    }
+    const std::string prefix = text("prefix");
+    const bool whole = rules.whole_names && !prefix.empty();
+    for (const auto& [id, one] : uploads_)
+      if (one.bucket == request.bucket && (whole ? one.key == prefix : one.key.starts_with(prefix)))
+        sorted[{one.key, id}] = &one;
     const std::string key_marker = text("key-marker");
     const std::string id_marker = text("upload-id-marker");
     std::string entries;

@@ -35,7 +35,8 @@ class step_leases {
   /// Whether the store tracks writers. If not, lease() holds nothing and everything may be removed.
   [[nodiscard]] bool possible() { return store_.tracks_writers(); }
 
-  /// Takes a lease on a committed checkpoint; not held() unless possible().
+  /// Takes a lease on a committed checkpoint; not held() unless possible(), and where the store does not show what
+  /// was just shown in it, which a line on stderr says once.
   /// @throws storage_error (storage_not_committed) if there is no such checkpoint; timeout_error
   /// (timeout_load) if another process begins to remove it and does not finish.
   [[nodiscard]] checkpoint_lease lease(std::int64_t step, deadline until,
@@ -59,8 +60,13 @@ class step_leases {
   /// "lease-00000300.reads."
   [[nodiscard]] static std::string key_of(std::int64_t step, std::string_view what);
   [[nodiscard]] std::shared_ptr<void> show(std::int64_t step, std::string_view what);
-  /// The processes with such a lease on a step, by host and process number.
-  [[nodiscard]] std::vector<std::string> who(std::int64_t step, std::string_view what);
+  /// The leases on a step, of readers and of removers.
+  [[nodiscard]] std::vector<std::string> all_on(std::int64_t step);
+  /// The processes that have a lease of this kind among these, by host and process number.
+  [[nodiscard]] static std::vector<std::string> who(const std::vector<std::string>& all, std::int64_t step,
+                                                    std::string_view what);
+  /// Whether the caller's own lease is among these.
+  [[nodiscard]] bool shows_own(const std::vector<std::string>& all, std::int64_t step, std::string_view what);
   [[nodiscard]] static std::string own_name();
   [[nodiscard]] static std::string joined(const std::vector<std::string>& names);
   [[noreturn]] void fail_not_committed(std::int64_t step);
