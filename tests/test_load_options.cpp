@@ -420,6 +420,40 @@ TEST_CASE("a rest is filled with a number that its dtype has") {
           }).id() == error_id::usage_bad_option);
 }
 
+TEST_CASE("what does not fit is told as that alone, not as renamed, converted or resized") {
+  const auto store = saved<float>({{"w", floats(6)}, {"y", floats(2)}});
+  std::vector<cairn::bf16> x(4);
+  std::vector<cairn::bf16> y(2);
+  cairn::state_dict state;
+  state.tensor("x", x, {4});
+  state.tensor("z", y, {2});
+  cairn::checkpointer ckpt{store, quiet()};
+  const auto report =
+      ckpt.load(state, 1, cairn::partial, cairn::convert{}, cairn::rename{{"w", "x"}, {"y", "z"}});
+  CHECK(report.mismatched.size() == 1);
+  CHECK(report.renamed == std::vector<std::string>{"z: y"});
+  CHECK(report.converted == std::vector<std::string>{"z: F32 to BF16"});
+
+  // The checkpoint has nothing of its own for a second rank.
+  const cairn::memory_store of_one;
+  std::vector<float> own(2);
+  cairn::state_dict saving;
+  saving.tensor("own", own, {2}, cairn::per_rank);
+  (void)cairn::checkpointer{of_one, quiet()}.save(saving, 1).wait();
+  cairn::thread_group group{2};
+  cairn_test::on_all_ranks(2, [&](int rank) {
+    std::vector<cairn::bf16> mine(2);
+    cairn::state_dict loading;
+    loading.tensor("mine", mine, {2}, cairn::per_rank);
+    cairn::checkpointer of_rank{of_one, quiet(), group.communicator(rank)};
+    const auto told =
+        of_rank.load(loading, 1, cairn::partial, cairn::convert{}, cairn::rename{{"own", "mine"}});
+    const std::size_t loaded = rank == 0 ? 1 : 0;
+    if (told.renamed.size() != loaded || told.converted.size() != loaded || told.missing.size() != 1 - loaded)
+      throw std::runtime_error("report");
+  });
+}
+
 TEST_CASE("options are for one load: what is saved has the state's names and dtypes") {
   const auto store = saved<float>({{"old.x", floats(5)}});
   std::vector<cairn::f16> x(6);

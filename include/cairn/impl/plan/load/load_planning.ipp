@@ -78,7 +78,6 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
   const auto at = *found;
   const auto* item = &stored_.items[at];
   known_[at] = true;
-  if (item->name != stored_name) plan_.report.renamed.push_back(e.name + ": " + item->name);
   // Stored alike: which of the two it was called matters to nobody, and files of others do not tell.
   const bool both_scalars = item->kind != item_kind::bytes && e.kind != item_kind::bytes &&
                             item->global.rank() == 0 && e.global.rank() == 0;
@@ -92,11 +91,8 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
              e.flags.per_rank ? "per_rank" : "not per_rank", item->per_rank ? "per_rank" : "not per_rank");
     return;
   }
-  const auto before = plan_.items.size();
   bool converted = false;
-  const auto mark_converted = [&] {
-    for (auto i = before; i < plan_.items.size(); ++i) plan_.items[i].converted = converted;
-  };
+  bool resized = false;
   if (e.kind != item_kind::bytes) {
     converted = item->type != stored_type && changes != nullptr && changes->converts(e.name);
     if (converted)
@@ -113,17 +109,9 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
                std::string(name_of(e.type)), std::string(name_of(item->type)));
       return;
     }
-    if (converted && item->type != e.type)
-      plan_.report.converted.push_back(e.name + ": " + std::string(name_of(item->type)) + " to " +
-                                       std::string(name_of(e.type)));
-    if (!(item->global == e.global)) {
-      if (changes != nullptr && !item->per_rank && changes->resizes(e.name, item->global, e.global)) {
-        plan_.report.resized.push_back(e.name + ": " + to_string(item->global) + " to " +
-                                       to_string(e.global));
-        add_boxes(e, index, *item, static_cast<std::uint32_t>(at));
-        mark_converted();
-        return;
-      }
+    resized = !(item->global == e.global);
+    if (resized &&
+        (changes == nullptr || item->per_rank || !changes->resizes(e.name, item->global, e.global))) {
       mismatch(
           e, error_id::plan_shape_mismatch,
           "the checkpoint has another global shape; give the tensor that shape, change its size with "
@@ -133,14 +121,20 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
       return;
     }
   }
+  const auto before = plan_.items.size();
   const auto stored_index = static_cast<std::uint32_t>(at);
-  if (item->per_rank)
-    add_own(e, index, *item, stored_index);
-  else if (e.kind == item_kind::bytes)
-    add_bytes(e, index, *item, stored_index);
-  else
-    add_boxes(e, index, *item, stored_index);
-  mark_converted();
+  const bool loaded = item->per_rank                ? add_own(e, index, *item, stored_index)
+                      : e.kind == item_kind::bytes ? add_bytes(e, index, *item, stored_index)
+                                                   : add_boxes(e, index, *item, stored_index);
+  if (!loaded) return;
+  for (auto i = before; i < plan_.items.size(); ++i) plan_.items[i].converted = converted;
+  auto& report = plan_.report;
+  if (item->name != stored_name) report.renamed.push_back(e.name + ": " + item->name);
+  if (converted && item->type != e.type)
+    report.converted.push_back(e.name + ": " + std::string(name_of(item->type)) + " to " +
+                               std::string(name_of(e.type)));
+  if (resized)
+    report.resized.push_back(e.name + ": " + to_string(item->global) + " to " + to_string(e.global));
 }
 
 CAIRN_BODY load_plan load_planning::finish() {
@@ -188,29 +182,31 @@ CAIRN_BODY void load_planning::mismatch(const state_entry& e, error_id id, const
   plan_.report.mismatched.push_back(e.name + ": " + what + " (expected " + expected + ", got " + got + ")");
 }
 
-CAIRN_BODY void load_planning::add_own(const state_entry& e, std::uint32_t index, const stored_item& item,
+CAIRN_BODY bool load_planning::add_own(const state_entry& e, std::uint32_t index, const stored_item& item,
                                        std::uint32_t stored) {
   std::optional<std::uint64_t> own;
   item.chunks.of_rank(request_.rank, [&](std::uint64_t at, const stored_chunk&) { own = at; });
   if (!own) {
     miss(e);
-    return;
+    return false;
   }
   const auto box = e.kind == item_kind::bytes ? whole({}) : whole(e.global);
-  if (box.empty()) return;
-  plan_.items.push_back({stored, static_cast<std::uint32_t>(*own), index, 0, box});
+  if (!box.empty()) plan_.items.push_back({stored, static_cast<std::uint32_t>(*own), index, 0, box});
+  return true;
 }
 
-CAIRN_BODY void load_planning::add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item,
+CAIRN_BODY bool load_planning::add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item,
                                          std::uint32_t stored) {
-  if (item.chunks.empty())
+  if (item.chunks.empty()) {
     mismatch(e, error_id::plan_not_covered, "the checkpoint holds nothing of an item", "its bytes",
              "nothing");
-  else
-    plan_.items.push_back({stored, 0, index, 0, whole({})});
+    return false;
+  }
+  plan_.items.push_back({stored, 0, index, 0, whole({})});
+  return true;
 }
 
-CAIRN_BODY void load_planning::add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item,
+CAIRN_BODY bool load_planning::add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item,
                                          std::uint32_t stored) {
   const auto before = plan_.items.size();
   const auto fills_before = plan_.fills.size();
@@ -234,10 +230,11 @@ CAIRN_BODY void load_planning::add_boxes(const state_entry& e, std::uint32_t ind
       else
         mismatch(e, error_id::plan_overlap, "stored chunks of a tensor overlap", "each element once",
                  "some twice in " + to_string(wanted));
-      return;
+      return false;
     }
     for (const auto& p : overlaps_) plan_.items.push_back({stored, p.chunk, index, part, p.box});
   }
+  return true;
 }
 
 CAIRN_BODY void load_planning::add_fills(std::uint32_t index, std::uint32_t part, const stored_item& item,
