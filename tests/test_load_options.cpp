@@ -454,6 +454,18 @@ TEST_CASE("what does not fit is told as that alone, not as renamed, converted or
   });
 }
 
+TEST_CASE("a rest in pinned memory is filled as in any other of the host") {
+  const auto store = saved<float>({{"x", floats(3)}});
+  std::vector<float> x(5, -5);
+  auto view = cairn::contiguous_view(x.data(), dtype::f32, {5});
+  view.space = cairn::memory_space::pinned;
+  cairn::state_dict state;
+  state.tensor("x", view, extents{5});
+  cairn::checkpointer ckpt{store, quiet()};
+  (void)ckpt.load(state, 1, cairn::pad{"x", 0, 7});
+  CHECK(x == std::vector<float>{0, 1, 2, 7, 7});
+}
+
 TEST_CASE("options are for one load: what is saved has the state's names and dtypes") {
   const auto store = saved<float>({{"old.x", floats(5)}});
   std::vector<cairn::f16> x(6);

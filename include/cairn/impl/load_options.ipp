@@ -249,7 +249,7 @@ class chosen_changes final : public load_changes {
   void fill(std::string_view name, int dimension, const tensor_view& rest) const override {
     const auto* rule = resize_of(name, dimension, true);
     if (rule == nullptr || !rule->fill) return;
-    if (rest.space != memory_space::host)
+    if (rest.space == memory_space::device)
       fail(error_id::usage_bad_option,
            "the CPU does not write device memory: pad this item with cairn::keep_rest, and fill the rest on "
            "the device",
