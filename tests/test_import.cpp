@@ -4,6 +4,7 @@
 
 #include <cairn/checkpointer.hpp>
 #include <cairn/manage/compare.hpp>
+#include <cairn/manage/export_safetensors.hpp>
 #include <cairn/manage/import_safetensors.hpp>
 #include <cairn/manage/verify.hpp>
 #include <cairn/safetensors_files.hpp>
@@ -262,6 +263,20 @@ TEST_CASE("an import leaves a save alone that begins while it looks for what a k
   REQUIRE(save.joinable());
   save.join();
   CHECK(saved == std::vector<std::int64_t>{0});
+}
+
+TEST_CASE("an export under a name that is a path, or none, is refused before anything is written") {
+  cairn::memory_store store;
+  (void)cairn::import_safetensors(cairn::safetensors_files(model()).reader(), cairn::any_store(store));
+  cairn::safetensors_reader reader{cairn::any_store(store)};
+  cairn::memory_store target;
+  for (const char* name : {"sub/model", "/model", "model/", ""}) {
+    CAPTURE(name);
+    CHECK(failure_of([&] {
+            (void)cairn::export_safetensors(reader, 0, target, {.name = name});
+          }).id() == error_id::usage_bad_option);
+  }
+  CHECK(target.list("").empty());
 }
 
 TEST_CASE("of what is damaged nothing is made") {

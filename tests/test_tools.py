@@ -346,6 +346,9 @@ def check_export(root, directory, server):
     run(EXPORT, directory, bucket, "--items", "adam.m", "--step", 2, "--name", "moments")
     assert "exported/moments-00001-of-00001.safetensors" in server.tell("keys")
     run(EXPORT, directory, root + "/none", "--items", "nothing", status=NOTHING_THERE)
+    for name in ("sub/model", ""):
+        expect(run(EXPORT, directory, root + "/none", "--name", name, status=WRONG_OPTIONS), "the name of exported files is empty or has a '/'")
+    assert not os.path.exists(root + "/none")
 
 
 def check_import(root, server):

@@ -15,6 +15,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ struct export_options {
   /// A prefix that is removed from names that have it, such as "model." for a file that only a model reads.
   std::string strip_prefix = {};
   std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of the data of a file, unless one tensor is longer
-  std::string name = "model";                     ///< of the files: NAME-00001-of-00002.safetensors
+  std::string name = "model";  ///< of the files: NAME-00001-of-00002.safetensors; not empty, without '/'
   std::uint64_t memory_bytes = std::uint64_t{256} << 20;  ///< for buffers, about
   /// Called with the bytes written so far and the bytes in all.
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
@@ -230,10 +231,15 @@ class safetensors_export {
 /// tensors were cut or compressed. Verifies every block before it writes it. Values become tensors
 /// without dimensions. Leaves out items of bytes and per-rank items, and lists them in the report.
 /// @throws storage_error: storage_not_committed, also where the checkpoint is removed meanwhile; storage_exists where the target has a file of such a name,
-/// which is not touched; corrupt_error; usage_error if there is no tensor, or a pattern matches no item
+/// which is not touched; corrupt_error; usage_error if there is no tensor, a pattern matches no item, or the
+/// name of the files is none (usage_bad_option)
 template <ByteStore Target>
 export_report export_safetensors(safetensors_reader& reader, std::int64_t step, Target& target,
                                  const export_options& options = {}) {
+  // The index names files beside it.
+  if (options.name.empty() || options.name.find('/') != std::string::npos)
+    fail(error_id::usage_bad_option, "the name of exported files is empty or has a '/': it is no path",
+         {.got = "'" + options.name + "'"});
   const auto manifest_bytes = reader.fetch(step);
   auto checkpoint = reader.open(step, manifest_bytes);
   return detail::read_committed(reader.store(), step, digest(manifest_bytes), [&] {
