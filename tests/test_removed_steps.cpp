@@ -123,6 +123,11 @@ void reshard(const disturbed_store& store) {
   const auto report = cairn::reshard_checkpoint(from, cairn::any_store(to), {.ranks = 2});
   CHECK(report.items == 2);
 }
+/// Bytes are read as they are stored, and not as numbers.
+void reshard_bytes(const disturbed_store& store) {
+  cairn::readable_checkpoint from{reader_of(store), step};
+  (void)cairn::reshard_checkpoint(from, cairn::any_store(cairn::memory_store{}), {.items = {"text"}});
+}
 void export_it(const disturbed_store& store) {
   auto reader = reader_of(store);
   cairn::memory_store to;
@@ -168,7 +173,7 @@ TEST_CASE("a file that is missing while the manifest is there is damage, and so 
   REQUIRE(told.size() >= 2);
   CHECK(told[0] == "a data file of the checkpoint is not there");
   CHECK(told[1] == "lost with its file");
-  for (const auto& run : std::vector<work>{copy, measure, export_it})
+  for (const auto& run : std::vector<work>{copy, measure, reshard, reshard_bytes, export_it})
     CHECK(failure_of([&] { run(disturbed); }).id() == error_id::corrupt_missing_file);
 }
 

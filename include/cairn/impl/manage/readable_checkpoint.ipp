@@ -70,8 +70,14 @@ CAIRN_BODY std::vector<std::byte> readable_checkpoint::read_stored(std::uint32_t
   const auto key = records.file_key_of(chunk.rank, found.file);
   if (bytes.empty()) return bytes;
   detail::read_committed(reader_->store(), step_, manifest_digest_, [&] {
-    const read_range range{key, found.offset, bytes};
-    reader_->store().read({&range, 1});
+    try {
+      const read_range range{key, found.offset, bytes};
+      reader_->store().read({&range, 1});
+    } catch (const storage_error& e) {
+      if (e.id() != error_id::storage_not_found) throw;
+      fail(error_id::corrupt_missing_file, "a data file of the checkpoint is not there",
+           {.rank = chunk.rank, .item = records.metadata().items[item].name, .file = key});
+    }
   });
   for (std::uint64_t block = 0; block < block_count(found.bytes); ++block) {
     const auto at = block * digest_block_bytes;
