@@ -11,10 +11,12 @@
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <support/faulty_store.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/thread_ranks.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -23,7 +25,9 @@
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -377,6 +381,24 @@ TEST_CASE("a checkpoint is written for other ranks, and holds the same") {
             (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options);
           }).id() == cairn::error_id::storage_already_committed);
   }
+}
+
+TEST_CASE("a checkpoint is written for many ranks without a look for what none of them writes") {
+  const auto w = weights();
+  cairn::memory_store store, target;
+  save(store, 1, w);
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  std::atomic<int> looks = 0;  // for headers that a rank collects of others
+  faults->add({.for_ever = true, .action = [&](std::string_view key) { looks += key.ends_with(".records"); }});
+  auto from = opened(store);
+  const auto report = cairn::reshard_checkpoint(
+      from, cairn::any_store(cairn_test::faulty_store<cairn::memory_store>{target, faults}),
+      {.ranks = 300, .items = {"w"}});
+  CHECK(report.complete);
+  CHECK(looks == 0);
+  auto made = opened(target);
+  CHECK(made.metadata().find("w")->chunks.size() == 300);
+  CHECK(cairn::compare_checkpoints(from, made, {.items = {"w"}}).equal());
 }
 
 TEST_CASE("what ends a resharding leaves no checkpoint") {

@@ -9,6 +9,7 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
+#include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/safetensors_writer.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
@@ -25,6 +26,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -98,7 +100,10 @@ CAIRN_BODY bool write_streamed(const any_store& target, const streamed_checkpoin
   if (detail::contains(catalog.list(), made.step))
     fail(error_id::storage_already_committed, "there is a checkpoint of this step already",
          {.file = std::string(target.describe()), .got = "step " + std::to_string(made.step)});
-  safetensors_writer_base writer(target);
+  // This reads the records of all ranks itself: no rank collects those of others for it.
+  commit_options alone;
+  alone.block_ranks = std::numeric_limits<std::int32_t>::max();
+  safetensors_writer_base writer(target, alone);
   save_context context;
   if (::getrandom(&context.run, sizeof context.run, 0) != static_cast<ssize_t>(sizeof context.run))
     fail(error_id::storage_io, "the system gives no random numbers");
