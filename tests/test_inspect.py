@@ -31,11 +31,11 @@ def manifest(directory, step):
 
 
 @contextlib.contextmanager
-def unfinished(directory, step):
-    """A file that is being written: it has a lock as long as its writer lives."""
+def unfinished(directory, step, within=""):
+    """A file that is being written, in the step's directory or a directory in it: it has a lock as long as its writer lives."""
     begun = f"{directory}.begun"
-    name = f"rank-00000.{step:016x}.0.safetensors.{7:016x}.part"
-    os.mkdir(begun)
+    name = f"{within}rank-00000.{step:016x}.0.safetensors.{7:016x}.part"
+    os.makedirs(f"{begun}/{within}")
     with open(f"{begun}/{name}", "wb") as file:
         file.write(bytes(12345))
         file.flush()
@@ -153,6 +153,11 @@ def check_watch(root):
             watch.until(r"^newest: step 3, .* old; being saved: step 50 \(12.3[0-9] kB\)$")
         watch.until("^step 50  was interrupted: 1 unfinished file, no manifest$")
         watch.until(r"^newest: step 3, .*; stale: step 50 \(")
+        with unfinished(directory, 51, "ranks-00000/"):  # as more than 256 ranks write
+            watch.until("^step 51  is being saved$")
+            watch.until(r"^newest: step 3, .* old; being saved: step 51 \(12.3[0-9] kB\); stale: step 50 \(")
+        watch.until("^step 51  was interrupted: 1 unfinished file, no manifest$")
+        shutil.rmtree(f"{directory}/step-00000051")
         shutil.rmtree(os.path.join(directory, "step-00000001"))
         watch.until("^step 1  is not a checkpoint any more")
         watch.process.send_signal(signal.SIGINT)

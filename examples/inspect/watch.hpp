@@ -74,16 +74,25 @@ class attempt_view {
   [[nodiscard]] attempt_files files_in_directory(std::int64_t step) {
     attempt_files found;
     std::size_t open = 0;
-    std::error_code gone;  // files come and go while this looks
     auto newest = std::filesystem::file_time_type::min();
-    for (std::filesystem::directory_iterator at(*directory_ + "/" + cairn::step_directory(step), gone), end;
-         !gone && at != end; at.increment(gone)) {
-      std::error_code skip;
-      if (at->path().extension() == ".part") ++open;
-      const auto bytes = at->file_size(skip);
-      if (!skip) found.bytes += bytes;
-      const auto changed = at->last_write_time(skip);
-      if (!skip) newest = std::max(newest, changed);
+    // Those of a large world lie in directories of so many ranks each. Files and directories come and go while this looks.
+    std::vector<std::filesystem::path> directories{*directory_ + "/" + cairn::step_directory(step)};
+    while (!directories.empty()) {
+      const auto directory = std::move(directories.back());
+      directories.pop_back();
+      std::error_code gone;
+      for (std::filesystem::directory_iterator at(directory, gone), end; !gone && at != end;
+           at.increment(gone)) {
+        std::error_code skip;
+        const auto kind = at->symlink_status(skip).type();
+        if (kind == std::filesystem::file_type::directory) directories.push_back(at->path());
+        if (kind != std::filesystem::file_type::regular) continue;
+        if (at->path().extension() == ".part") ++open;
+        const auto bytes = at->file_size(skip);
+        if (!skip) found.bytes += bytes;
+        const auto changed = at->last_write_time(skip);
+        if (!skip) newest = std::max(newest, changed);
+      }
     }
     if (newest != std::filesystem::file_time_type::min())
       found.age =
