@@ -79,7 +79,7 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
     } catch (const cairn::error& error) {
       // One that a running job removed meanwhile is none that is missing; a target that is not there is another matter.
       if (error.id() == cairn::error_id::storage_not_committed && arguments.step < 0 && !arguments.newest) {
-        lines.say("step " + std::to_string(step) + "  is not there any more");
+        if (!arguments.json) lines.say("step " + std::to_string(step) + "  is not there any more");
         continue;
       }
       if (error.kind() != cairn::error_kind::corrupt) throw;

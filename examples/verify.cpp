@@ -98,7 +98,7 @@ tools::exit_status verify(const verify_arguments& arguments, tools::terminal& li
     } catch (const cairn::error& error) {
       // One that a running job removed meanwhile is none that is missing; a store that is gone is another matter.
       if (error.id() == cairn::error_id::storage_not_committed && arguments.step < 0) {
-        lines.say("step " + std::to_string(steps[i]) + "  is not there any more");
+        if (!arguments.json) lines.say("step " + std::to_string(steps[i]) + "  is not there any more");
         continue;
       }
       status = tools::worse(status, tools::status_of(error));

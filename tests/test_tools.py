@@ -235,6 +235,13 @@ def check_copy(root, directory, server):
     same(directory, back)
     assert evaluated(bucket) == evaluated(back)
     run(COPY, bucket, server.url("elsewhere"), "--step", 2)  # within a bucket
+    # What a job removed since it was listed is told to people, and is no object of JSON.
+    server.tell("fault error GetObject all key=copies/step-00000002/manifest.cairn status=404 code=NoSuchKey")
+    for program, *more in ((VERIFY,), (COPY, root + "/rest")):
+        told = run(program, bucket, *more, "--json")
+        assert [json.loads(line)["step"] for line in told.splitlines()] == [4], told
+        expect(run(program, bucket, *more), "^step 2  is not there any more$")
+    server.tell("clear-faults")
     # A bucket that is not there takes no copies: no step counts as removed by a job.
     told = run(COPY, directory, "s3://absent/copies" + server.query, status=NOTHING_THERE)
     expect(told, "^copy: .*there is no such bucket")
