@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: files
-// Checkpoints that a job removes while they are verified, copied, compared, measured, resharded and exported: they are told
-// as removed, never as damaged; and what is damaged is told as before.
+// Checkpoints that a job removes while they are loaded, verified, copied, compared, measured, resharded and exported: they
+// are told as removed, never as damaged; and what is damaged is told as before.
 #include <doctest/doctest.h>
 
 #include <cairn/checkpointer.hpp>
+#include <cairn/comm/thread_communicator.hpp>
 #include <cairn/manage/compare.hpp>
 #include <cairn/manage/copy.hpp>
 #include <cairn/manage/export_safetensors.hpp>
@@ -16,13 +17,16 @@
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/faulty_store.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -135,6 +139,60 @@ void export_it(const disturbed_store& store) {
   CHECK(report.tensors == 1);
 }
 
+/// As the last ones, by a checkpointer of each of `ranks` ranks, which end alike.
+template <class Run>
+work by_ranks(int ranks, Run run) {
+  return [ranks, run](const disturbed_store& store) {
+    const cairn::thread_group group{ranks};
+    std::vector<std::optional<error_id>> ids(static_cast<std::size_t>(ranks));
+    std::exception_ptr first;
+    cairn_test::thrown_on_ranks(
+        ranks,
+        [&](int rank) {
+          try {
+            cairn::checkpointer ckpt{store, quiet(), cairn::read_only{}, group.communicator(rank)};
+            run(ckpt);
+          } catch (const cairn::error& e) {
+            ids[static_cast<std::size_t>(rank)] = e.id();
+            throw;
+          }
+        },
+        &first);
+    for (const auto& id : ids) CHECK((id == ids[0]));
+    if (first) std::rethrow_exception(first);
+  };
+}
+struct restored {
+  std::vector<float> w = std::vector<float>(1'500'000);
+  std::vector<std::byte> text;
+  cairn::state_dict state;
+  restored() {
+    state.tensor("w", w, {1'500'000});
+    state.bytes("text", text);
+  }
+};
+const auto load = [](auto& ckpt) {
+  restored r;
+  (void)ckpt.load(r.state, step);
+};
+const auto refresh = [](auto& ckpt) {
+  restored r;
+  (void)ckpt.refresh(r.state, step);
+};
+const auto read = [](auto& ckpt) { (void)ckpt.template read<float>("w", step); };
+
+TEST_CASE("a step that is removed at any call of a load, a refresh or a read of it is told so on all ranks") {
+  for (const int ranks : {1, 2})
+    for (const auto& [name, run] : std::vector<std::pair<std::string, work>>{
+             {"load", by_ranks(ranks, load)}, {"refresh", by_ranks(ranks, refresh)}, {"read", by_ranks(ranks, read)}}) {
+      CAPTURE(ranks);
+      CAPTURE(name);
+      const auto removed = removed_at_each_call(run);
+      CHECK(removed.calls >= 4);
+      CHECK(removed.not_committed >= 3);
+    }
+}
+
 TEST_CASE("a step that is removed at any call of what reads it is told as removed, and never as damaged") {
   for (const auto& [name, run] : std::vector<std::pair<std::string, work>>{{"verify", verify},
                                                                            {"copy", copy},
@@ -160,6 +218,19 @@ TEST_CASE("a step that is removed and saved again while it is read is told as re
   CHECK(failure_of([&] { verify(disturbed_store{store, faults}); }).id() == error_id::storage_not_committed);
 }
 
+TEST_CASE("a step that is removed and saved again while it is loaded is told as removed") {
+  for (const auto& run : {by_ranks(2, load), by_ranks(2, refresh), by_ranks(2, read)}) {
+    auto store = saved();
+    const auto faults = std::make_shared<cairn_test::store_faults>();
+    faults->add({.kind = store_call::read, .key_contains = ".safetensors", .action = [&](auto) {
+                   remove_step(store);
+                   for (auto other = saved(2); const auto& o : other.list(cairn::step_directory(step) + "/"))
+                     store.put_new(o.key, *other.read_all(o.key, o.bytes));
+                 }});
+    CHECK(failure_of([&] { run(disturbed_store{store, faults}); }).id() == error_id::storage_not_committed);
+  }
+}
+
 TEST_CASE("a file that is missing while the manifest is there is damage, and so it is told") {
   auto store = saved();
   for (const auto& o : store.list(cairn::step_directory(step) + "/"))
@@ -175,6 +246,9 @@ TEST_CASE("a file that is missing while the manifest is there is damage, and so 
   CHECK(told[1] == "lost with its file");
   for (const auto& run : std::vector<work>{copy, measure, reshard, reshard_bytes, export_it})
     CHECK(failure_of([&] { run(disturbed); }).id() == error_id::corrupt_missing_file);
+  for (const int ranks : {1, 2})
+    for (const auto& run : {by_ranks(ranks, load), by_ranks(ranks, refresh), by_ranks(ranks, read)})
+      CHECK(failure_of([&] { run(disturbed); }).id() == error_id::corrupt_missing_file);
 }
 
 TEST_CASE("a copy into a store that is not there says so, and nothing of the step that it copies") {

@@ -97,7 +97,8 @@ class checkpointer_base {
   /// Restores the state in place from the checkpoint of `step`, on any number of ranks. Options:
   /// cairn::only{patterns}, cairn::partial; rename, convert, pad and cut of <cairn/load_options.hpp>. Moves and removes
   /// nothing in the store.
-  /// @throws the same error on all ranks; the contents of the state are unspecified then.
+  /// @throws the same error on all ranks, storage_error (storage_not_committed) also where the checkpoint is removed
+  /// meanwhile; the contents of the state are unspecified then.
   template <class... Options>
   load_report load(const state_dict& state, std::int64_t step, const Options&... options) {
     static_assert((LoadOption<Options> && ...),
@@ -135,7 +136,8 @@ class checkpointer_base {
   refresh_report refresh(const state_dict& state, const Options&... options) {
     return engine_.open().refresh(state, std::nullopt, detail::request_of(options...));
   }
-  /// refresh() to the checkpoint of `step`, which may be older than what memory holds.
+  /// refresh() to the checkpoint of `step`, which may be older than what memory holds. @throws storage_error
+  /// (storage_not_committed) also where it is removed meanwhile
   template <LoadOption... Options>
   refresh_report refresh(const state_dict& state, std::int64_t step, const Options&... options) {
     return engine_.open().refresh(state, step, detail::request_of(options...));

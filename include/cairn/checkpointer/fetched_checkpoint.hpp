@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/checkpointer/group_loading.hpp>
+#include <cairn/checkpointer/load_outcome.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_services.hpp>
 #include <cairn/checkpointer/step_list.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace cairn {
@@ -68,6 +72,33 @@ inline fetched_checkpoint fetch_newest(collectives& group, save_services& servic
   c.step = in.get<std::int64_t>();
   c.manifest.erase(c.manifest.begin(), c.manifest.begin() + sizeof c.step);
   return c;
+}
+
+/// Where the checkpoint failed to load as it does when it is removed meanwhile, rank 0 looks whether it is still there: who
+/// removes one takes the manifest first. `failure`: the same on all ranks. Collective. @throws storage_error
+/// (storage_not_committed) where it is gone, or another one has its step
+inline void refuse_removed(collectives& group, save_services& services, const checkpointer_options& options,
+                           const fetched_checkpoint& opened, const std::exception_ptr& failure) {
+  if (!may_be_gone(failure) && outcome_of(failure) != load_outcome::damaged) return;
+  const auto there = read_once(
+      group,
+      [&] {
+        bool same = true;
+        try {
+          same = services.reader().fetch(opened.step) == opened.manifest;
+        } catch (const error& e) {
+          // A store that cannot be read says nothing about the step: what was found stands.
+          same = e.id() != error_id::storage_not_committed;
+        }
+        wire_writer out;
+        out.put(static_cast<std::uint8_t>(same));
+        return out.take();
+      },
+      deadline::in(options.peer_timeout));
+  wire_reader in(there);
+  if (in.get<std::uint8_t>() == 0)
+    fail(error_id::storage_not_committed,
+         "step " + std::to_string(opened.step) + " was removed while it was read");
 }
 
 /// What the store lists now; nothing where `until` has passed on rank 0, which decides for all: they began at

@@ -53,8 +53,9 @@ class loader {
                    load_request request) {
     services_->reader().expect_reads();
     load_report report;
-    const auto verdict = attempt(planner, state, step, std::move(request), report, false);
-    if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
+    const auto opened = fetch(step, false);
+    const auto verdict = attempt(planner, state, opened, std::move(request), report, false);
+    if (verdict.failure != nullptr) rethrow_unless_removed(opened, verdict.failure);
     has_loaded(step, report);
     return report;
   }
@@ -76,8 +77,9 @@ class loader {
         has_loaded(opened.step, report);
         return report;
       }
+      if (step) rethrow_unless_removed(opened, failure);
       // Removed since it was listed: there may be newer ones instead.
-      if (step || !may_be_gone(failure)) std::rethrow_exception(failure);
+      if (!may_be_gone(failure)) std::rethrow_exception(failure);
       const auto steps = list_before(group_, *services_, options_, until);
       if (!steps || has_step(*steps, opened.step)) std::rethrow_exception(failure);
     }
@@ -248,7 +250,7 @@ class loader {
     }
     load_report none;
     const auto verdict = agree_on_load(group_, failure, none, false, deadline::in(options_.timeout));
-    if (verdict.failure != nullptr) std::rethrow_exception(verdict.failure);
+    if (verdict.failure != nullptr) rethrow_unless_removed(opened, verdict.failure);
   }
 
   /// See tier_recovery.
@@ -261,7 +263,9 @@ class loader {
   load_verdict attempt_to_resume(any_load_planner& planner, const state_dict& state, std::int64_t step,
                                  load_report& report, bool held, checkpoint_lease& lease) {
     try {
-      return attempt(planner, state, step, {}, report, held, &lease);
+      auto opened = fetch(step, held);
+      lease = std::move(opened.lease);
+      return attempt(planner, state, opened, {}, report, held);
     } catch (const peer_error&) {
       throw;
     } catch (const timeout_error&) {
@@ -274,6 +278,11 @@ class loader {
   fetched_checkpoint fetch(std::int64_t step, bool held) {
     if (!held) return fetch_step(group_, *services_, options_, step);
     return {step, tier_->manifest(step, peers(), deadline::in(options_.timeout)), {}};
+  }
+  /// Of the store. `failure`: what kept it from being loaded, the same on all ranks. Collective.
+  [[noreturn]] void rethrow_unless_removed(const fetched_checkpoint& opened, const std::exception_ptr& failure) {
+    refuse_removed(group_, *services_, options_, opened, failure);
+    std::rethrow_exception(failure);
   }
   /// What load() and refresh() do when all ranks have succeeded.
   void has_loaded(std::int64_t step, const load_report& report) {
@@ -352,20 +361,17 @@ class loader {
       part_.forget_memory();
     }
   }
-  /// See fetch(). `lease` takes over that of the checkpoint.
-  load_verdict attempt(any_load_planner& planner, const state_dict& state, std::int64_t step,
-                       load_request request, load_report& report, bool held,
-                       checkpoint_lease* lease = nullptr) {
+  /// `held`: see fetch().
+  load_verdict attempt(any_load_planner& planner, const state_dict& state, const fetched_checkpoint& opened,
+                       load_request request, load_report& report, bool held) {
     request.rank = group_.rank();
     request.world_size = group_.size();
     saved_.clear();
-    auto opened = fetch(step, held);
-    if (lease != nullptr) *lease = std::move(opened.lease);
     std::exception_ptr failure;
     try {
       // What the tier of one host holds is read without messages: a rank that cannot leaves none of them waiting.
-      report = part_.load(planner, state, step, opened.manifest, request,
-                          held ? tier_->reader(step) : services_->reader(), held && tier_->is_spread());
+      report = part_.load(planner, state, opened.step, opened.manifest, request,
+                          held ? tier_->reader(opened.step) : services_->reader(), held && tier_->is_spread());
     } catch (...) {
       failure = std::current_exception();
     }
