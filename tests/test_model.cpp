@@ -1160,6 +1160,16 @@ TEST_CASE("a chunk_set is the list that it was made of") {
       });
       CHECK(std::cmp_equal(of_rank,
                            std::count_if(list.begin(), list.end(), [&](auto& c) { return c.rank == rank; })));
+      const auto last = rank + static_cast<std::int32_t>(roll(60));
+      found.clear(), expected.clear();
+      set.of_ranks(rank, last, [&](std::uint64_t at, const cairn::stored_chunk& c) {
+        CHECK(set[at] == c);
+        found.push_back(c);
+      });
+      for (const auto& c : list)
+        if (c.rank >= rank && c.rank < last) expected.push_back(c);
+      std::sort(found.begin(), found.end(), by_box);
+      CHECK(found == expected);
     }
   }
   CHECK(apart > 0);

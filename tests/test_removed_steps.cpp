@@ -27,6 +27,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -183,8 +184,10 @@ const auto read = [](auto& ckpt) { (void)ckpt.template read<float>("w", step); }
 
 TEST_CASE("a step that is removed at any call of a load, a refresh or a read of it is told so on all ranks") {
   for (const int ranks : {1, 2})
-    for (const auto& [name, run] : std::vector<std::pair<std::string, work>>{
-             {"load", by_ranks(ranks, load)}, {"refresh", by_ranks(ranks, refresh)}, {"read", by_ranks(ranks, read)}}) {
+    for (const auto& [name, run] :
+         std::vector<std::pair<std::string, work>>{{"load", by_ranks(ranks, load)},
+                                                   {"refresh", by_ranks(ranks, refresh)},
+                                                   {"read", by_ranks(ranks, read)}}) {
       CAPTURE(ranks);
       CAPTURE(name);
       const auto removed = removed_at_each_call(run);
@@ -249,6 +252,34 @@ TEST_CASE("a file that is missing while the manifest is there is damage, and so 
   for (const int ranks : {1, 2})
     for (const auto& run : {by_ranks(ranks, load), by_ranks(ranks, refresh), by_ranks(ranks, read)})
       CHECK(failure_of([&] { run(disturbed); }).id() == error_id::corrupt_missing_file);
+}
+
+TEST_CASE("what is lost with a file is told by item, part and rank") {
+  cairn::memory_store store;
+  const cairn::thread_group group{4};
+  cairn_test::on_all_ranks(4, [&](int rank) {
+    const std::int64_t sizes[] = {3, 1, 5, 2}, offsets[] = {0, 3, 4, 9};
+    std::vector<float> part(static_cast<std::size_t>(sizes[rank]));
+    double own = 0;
+    cairn::state_dict state;
+    state.tensor("w", part, cairn::shard{{11}, {offsets[rank]}});
+    state.value("own", own, cairn::per_rank);
+    cairn::checkpointer ckpt{store, quiet(), group.communicator(rank)};
+    (void)ckpt.save(state, step).wait();
+  });
+  for (const auto& o : store.list(cairn::step_directory(step) + "/"))
+    if (o.key.ends_with(".safetensors") &&
+        (o.key.find("rank-00001") != o.key.npos || o.key.find("rank-00002") != o.key.npos))
+      store.remove(o.key);
+  cairn::safetensors_reader reader{cairn::any_store(store)};
+  std::set<std::string> lost;
+  (void)cairn::verify_checkpoint(reader, step, {.found = [&](const cairn::damage& d) {
+                                   if (!d.item.empty()) lost.insert(d.item);
+                                 }});
+  const auto part = [](std::int64_t begin, std::int64_t count) {
+    return "w (" + cairn::to_string(cairn::chunk{{begin}, {count}}) + ")";
+  };
+  CHECK(lost == std::set<std::string>{"own of rank 1", "own of rank 2", part(3, 1), part(4, 5)});
 }
 
 TEST_CASE("a copy into a store that is not there says so, and nothing of the step that it copies") {

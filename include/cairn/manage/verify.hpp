@@ -29,7 +29,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -67,6 +66,7 @@ class verification {
     const auto group = std::max(ranks_at_once / sharers, 1) * sharers;
     for (std::int32_t first = 0; first < world && !stopped(); first += group) {
       const auto last = std::min(world, first + group);
+      first_ = first, last_ = last;
       read_records(first, last);
       check_complete(first, last);
       find_files(first, last);
@@ -97,6 +97,12 @@ class verification {
   struct block_ref {
     std::size_t item;
     std::uint64_t block;
+  };
+  struct named_chunk {
+    std::int32_t rank;
+    std::uint32_t item;
+    item_key key;
+    std::uint64_t chunk;
   };
   struct batch {
     std::size_t file;
@@ -169,10 +175,9 @@ class verification {
     for (std::size_t i = 0; i < items.size() && !stopped(); ++i) {
       try {
         const auto& item = items[i];
-        for (auto rank = first; rank < last; ++rank)
-          if (checkpoint_.has_record(rank))
-            item.chunks.of_rank(
-                rank, [&](std::uint64_t, const stored_chunk& c) { (void)checkpoint_.find(item, c); });
+        item.chunks.of_ranks(first, last, [&](std::uint64_t, const stored_chunk& c) {
+          if (checkpoint_.has_record(c.rank)) (void)checkpoint_.find(item, c);
+        });
       } catch (const error& e) {
         // A part of the manifest itself is looked at only once.
         if (first == 0 || e.fields().rank >= 0)
@@ -349,23 +354,33 @@ class verification {
   /// Records know items by digests; the manifest knows their names.
   [[nodiscard]] std::string name_of_item(std::int32_t rank, const item_key& key) {
     const std::lock_guard lock(names_mutex_);
-    auto [known, first] = names_.try_emplace(rank);
-    if (first) {
-      const auto& items = checkpoint_.metadata().items;
-      for (std::size_t i = 0; i < items.size(); ++i) try {
-          const auto& item = items[i];
-          item.chunks.of_rank(rank, [&](std::uint64_t, const stored_chunk& c) {
-            const auto of = key_of(file_key(item.name, item.per_rank, rank), c.box);
-            auto name = item.name;
-            if (item.per_rank) name += " of rank " + std::to_string(rank);
-            if (item.chunks.size() > 1 && !item.per_rank) name += " (" + to_string(c.box) + ")";
-            known->second.emplace(std::pair(of.name, of.box), std::move(name));
-          });
-        } catch (const corrupt_error&) {  // told by check_complete()
-        }
-    }
-    const auto found = known->second.find(std::pair(key.name, key.box));
-    return found == known->second.end() ? "of another name than the manifest knows" : found->second;
+    if (names_.empty()) find_names();
+    const std::tuple wanted(rank, key.name, key.box);
+    const auto found = std::partition_point(names_.begin(), names_.end(), [&](const named_chunk& n) {
+      return std::tuple(n.rank, n.key.name, n.key.box) < wanted;
+    });
+    if (found == names_.end() || std::tuple(found->rank, found->key.name, found->key.box) != wanted)
+      return "of another name than the manifest knows";
+    const auto& item = checkpoint_.metadata().items[found->item];
+    auto name = item.name;
+    if (item.per_rank) name += " of rank " + std::to_string(rank);
+    if (item.chunks.size() > 1 && !item.per_rank)
+      name += " (" + to_string(item.chunks[found->chunk].box) + ")";
+    return name;
+  }
+  /// Those of the ranks that are being looked at.
+  void find_names() {
+    const auto& items = checkpoint_.metadata().items;
+    for (std::uint32_t i = 0; i < items.size(); ++i) try {
+        const auto& item = items[i];
+        item.chunks.of_ranks(first_, last_, [&](std::uint64_t number, const stored_chunk& c) {
+          names_.push_back({c.rank, i, key_of(file_key(item.name, item.per_rank, c.rank), c.box), number});
+        });
+      } catch (const corrupt_error&) {  // told by check_complete()
+      }
+    detail::sort(names_, [](const named_chunk& a, const named_chunk& b) {
+      return std::tie(a.rank, a.key.name, a.key.box) < std::tie(b.rank, b.key.name, b.key.box);
+    });
   }
 
   any_store store_;
@@ -380,7 +395,8 @@ class verification {
   std::mutex mutex_;                ///< of report_.damages and `found`
   std::mutex there_mutex_;          ///< of there_
   std::mutex names_mutex_;
-  std::map<std::int32_t, std::map<std::pair<std::uint64_t, std::uint64_t>, std::string>> names_;
+  std::vector<named_chunk> names_;     ///< by rank, then key; empty: not needed yet
+  std::int32_t first_ = 0, last_ = 0;  ///< the ranks that are being looked at
   std::atomic<std::uint64_t> bytes_{0};
   std::atomic<bool> stopped_{false};
   bool there_ = false;  ///< the step was there still when something was missing first

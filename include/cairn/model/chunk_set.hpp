@@ -5,6 +5,7 @@
 #include <cairn/system/list_view.hpp>
 #include <cairn/system/vector.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -116,6 +117,26 @@ class chunk_set {
       if (const auto index = p.index_of(rank))
         visit(before + static_cast<std::uint64_t>(*index), p.at(*index));
       before += static_cast<std::uint64_t>(p.count());
+    });
+  }
+  /// visit(index, const stored_chunk&) for each chunk of the ranks from `first` on and below `last`; in no particular order. Of a
+  /// progression it looks at as many chunks as it has, or as there are ranks, whichever are fewer.
+  template <class Visit>
+  void of_ranks(std::int32_t first, std::int32_t last, Visit&& visit) const {
+    std::uint64_t before = 0;
+    for_each_progression([&](const chunk_progression& p) {
+      const auto count = p.count();
+      const auto from = std::max(first, p.rank);
+      const auto to = static_cast<std::int32_t>(std::min<std::int64_t>(last, p.last_rank() + 1));
+      if (count <= to - from) {
+        for (std::int64_t i = 0; i < count; ++i)
+          if (const auto c = p.at(i); c.rank >= from && c.rank < to)
+            visit(before + static_cast<std::uint64_t>(i), c);
+      } else {
+        for (auto rank = from; rank < to; ++rank)
+          if (const auto i = p.index_of(rank)) visit(before + static_cast<std::uint64_t>(*i), p.at(*i));
+      }
+      before += static_cast<std::uint64_t>(count);
     });
   }
 
