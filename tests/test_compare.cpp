@@ -389,7 +389,8 @@ TEST_CASE("a checkpoint is written for many ranks without a look for what none o
   save(store, 1, w);
   const auto faults = std::make_shared<cairn_test::store_faults>();
   std::atomic<int> looks = 0;  // for headers that a rank collects of others
-  faults->add({.for_ever = true, .action = [&](std::string_view key) { looks += key.ends_with(".records"); }});
+  faults->add(
+      {.for_ever = true, .action = [&](std::string_view key) { looks += key.ends_with(".records"); }});
   auto from = opened(store);
   const auto report = cairn::reshard_checkpoint(
       from, cairn::any_store(cairn_test::faulty_store<cairn::memory_store>{target, faults}),

@@ -272,9 +272,8 @@ TEST_CASE("an export under a name that is a path, or none, is refused before any
   cairn::memory_store target;
   for (const char* name : {"sub/model", "/model", "model/", ""}) {
     CAPTURE(name);
-    CHECK(failure_of([&] {
-            (void)cairn::export_safetensors(reader, 0, target, {.name = name});
-          }).id() == error_id::usage_bad_option);
+    CHECK(failure_of([&] { (void)cairn::export_safetensors(reader, 0, target, {.name = name}); }).id() ==
+          error_id::usage_bad_option);
   }
   CHECK(target.list("").empty());
 }

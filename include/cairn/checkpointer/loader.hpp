@@ -280,7 +280,8 @@ class loader {
     return {step, tier_->manifest(step, peers(), deadline::in(options_.timeout)), {}};
   }
   /// Of the store. `failure`: what kept it from being loaded, the same on all ranks. Collective.
-  [[noreturn]] void rethrow_unless_removed(const fetched_checkpoint& opened, const std::exception_ptr& failure) {
+  [[noreturn]] void rethrow_unless_removed(const fetched_checkpoint& opened,
+                                           const std::exception_ptr& failure) {
     refuse_removed(group_, *services_, options_, opened, failure);
     std::rethrow_exception(failure);
   }
@@ -370,8 +371,9 @@ class loader {
     std::exception_ptr failure;
     try {
       // What the tier of one host holds is read without messages: a rank that cannot leaves none of them waiting.
-      report = part_.load(planner, state, opened.step, opened.manifest, request,
-                          held ? tier_->reader(opened.step) : services_->reader(), held && tier_->is_spread());
+      report =
+          part_.load(planner, state, opened.step, opened.manifest, request,
+                     held ? tier_->reader(opened.step) : services_->reader(), held && tier_->is_spread());
     } catch (...) {
       failure = std::current_exception();
     }

@@ -60,9 +60,12 @@ class load_planning {
   void mismatch(const state_entry& e, error_id id, const std::string& what, const std::string& expected,
                 const std::string& got);
   // Whether the item is loaded; if not, it is told as missing or mismatched.
-  [[nodiscard]] bool add_own(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
-  [[nodiscard]] bool add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
-  [[nodiscard]] bool add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item, std::uint32_t stored);
+  [[nodiscard]] bool add_own(const state_entry& e, std::uint32_t index, const stored_item& item,
+                             std::uint32_t stored);
+  [[nodiscard]] bool add_bytes(const state_entry& e, std::uint32_t index, const stored_item& item,
+                               std::uint32_t stored);
+  [[nodiscard]] bool add_boxes(const state_entry& e, std::uint32_t index, const stored_item& item,
+                               std::uint32_t stored);
   /// The parts of a wanted box that lie outside of the stored tensor.
   void add_fills(std::uint32_t index, std::uint32_t part, const stored_item& item, std::uint32_t stored,
                  chunk wanted);

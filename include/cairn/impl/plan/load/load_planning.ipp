@@ -123,7 +123,7 @@ CAIRN_BODY void load_planning::add(const state_entry& e, std::uint32_t index, co
   }
   const auto before = plan_.items.size();
   const auto stored_index = static_cast<std::uint32_t>(at);
-  const bool loaded = item->per_rank                ? add_own(e, index, *item, stored_index)
+  const bool loaded = item->per_rank               ? add_own(e, index, *item, stored_index)
                       : e.kind == item_kind::bytes ? add_bytes(e, index, *item, stored_index)
                                                    : add_boxes(e, index, *item, stored_index);
   if (!loaded) return;
