@@ -210,6 +210,7 @@ class load_session final : public device_load {
   using memory_type = basic_pinned<heap_memory, R>;  // as the ring's
   static constexpr auto look_every = std::chrono::microseconds(50);
   static constexpr std::size_t max_parts = 1024;
+  static constexpr std::uint64_t huge_page = std::uint64_t{2} << 20;
   struct open_device {
     int device = 0;
     typename R::stream_type side{};
@@ -320,7 +321,9 @@ class load_session final : public device_load {
     }
     if (total != 0 && (total > memory_ || bytes > memory_ - total)) return nullptr;
     if (spare == nullptr) spare = &add_buffer();
-    spare->block.emplace(ring_memory_->allocate(bytes));
+    // A smaller one would have small pages, for which a disk is asked in several requests.
+    const bool fits = huge_page <= memory_ && total <= memory_ - huge_page;
+    spare->block.emplace(ring_memory_->allocate(fits ? std::max(bytes, huge_page) : bytes));
     return spare;
   }
   [[nodiscard]] bool drained() noexcept {

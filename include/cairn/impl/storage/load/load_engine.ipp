@@ -56,7 +56,7 @@ CAIRN_BODY load_engine::load_engine(const any_store& store, const load_work& wor
   const std::uint64_t likes = store_.io_alignment();
   alignment_ = likes <= max_alignment ? std::max<std::uint64_t>(likes, 1) : 1;
   std::uint64_t threads = load_threads();
-  std::uint64_t batch = max_batch;
+  std::uint64_t batch = std::clamp(max_local_bytes / threads, digest_block_bytes, max_batch);
   const auto at_once = store_.reads_at_once();
   if (at_once != 0) {
     threads = std::max<std::uint64_t>(threads, at_once);
