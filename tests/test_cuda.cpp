@@ -278,6 +278,35 @@ TEST_CASE(
   }
 }
 
+namespace {
+struct refusing_executor {
+  using cairn_role = cairn::role::executor;
+  template <class>
+  static constexpr bool accepts = true;
+  void submit(cairn::save_job) { throw std::runtime_error("no thread"); }
+  bool drain(cairn::deadline) { return true; }
+};
+}  // namespace
+
+TEST_CASE("memory that is still copied is not told as released where the executor refuses the save") {
+  gpu::reset(10);
+  gpu::memory weights(0, 1 << 20);
+  cairn::checkpointer ckpt{cairn::memory_store{}, stager_type({}, engine(engine_options{})),
+                           refusing_executor{}, cairn::overlapped{},
+                           cairn::checkpointer_options{.quiet = true}};
+  cairn::state_dict state;
+  auto view = cairn::contiguous_view(weights.bytes().data(), cairn::dtype::u8, {1 << 20});
+  view.space = memory_space::device, view.device = 0;
+  state.tensor("weights", view);
+  gpu::hold_copies(true);
+  const auto save = ckpt.save(state, 1);
+  CHECK(save.failed());
+  CHECK_FALSE(save.released());
+  gpu::hold_copies(false);
+  ckpt.before_update();
+  CHECK(save.released());
+}
+
 TEST_CASE("a large image is in the streams in at most 64 steps, before any of it is copied") {
   gpu::reset(17);
   constexpr std::uint64_t bytes = 80 << 20;

@@ -328,6 +328,27 @@ TEST_CASE("threads: where none can be started to digest, the one that writes doe
   check_says(said, {"saved"});
 }
 
+namespace {
+struct reports_into {
+  using cairn_role = cairn::role::observer;
+  cairn::save_report* last;
+  void observe(const cairn::observation& what) const noexcept {
+    if (what.kind == cairn::observation::event::committed) *last = *what.report;
+  }
+};
+}  // namespace
+
+TEST_CASE("a save by the thread that trains is told with all of the time that it took from training") {
+  std::vector<float> weights(1'000'000, 1.5f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {1'000'000});
+  cairn::save_report told;
+  cairn::checkpointer ckpt{cairn::memory_store{}, cairn::inline_executor{}, reports_into{&told}, quiet};
+  for (const std::int64_t step : {1, 2}) ckpt.save(state, step).wait();  // the second one plans nothing
+  CHECK(told.committed_seconds > 0);
+  CHECK(told.blocked_seconds >= told.committed_seconds);
+}
+
 TEST_CASE("threads: a preparation that fails is reported, and left to the first save") {
   const auto said = in_child([&] {
     std::vector<float> weights(1'000, 1.5f);

@@ -144,6 +144,38 @@ TEST_CASE("every k-th allocation fails: bad_alloc or a typed error, nothing leak
   std::set_terminate(before.load());
 }
 
+TEST_CASE("an overlapped save that finds no memory is over when save() returns: close() waits for nothing") {
+  std::vector<float> weights(std::size_t{1} << 18), bias(50'000);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {1 << 18});
+  state.tensor("bias", bias, {50'000});
+  std::uint64_t failures = 0;
+  const auto run = [&](std::uint64_t k) {
+    const auto reached = failed_allocations.load();
+    cairn::checkpointer ckpt{cairn::memory_store{}, cairn::overlapped{},
+                             cairn::checkpointer_options{.timeout = seconds(10), .quiet = true}};
+    allocations_until_failure = static_cast<std::int64_t>(k) - 1;
+    try {
+      ckpt.save(state, 1);
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    } catch (const cairn::error&) {
+      ++failures;
+    }
+    allocations_until_failure = all_well;
+    CHECK_NOTHROW(ckpt.before_update());
+    try {
+      ckpt.close();
+    } catch (const cairn::error& e) {
+      CHECK_MESSAGE(e.id() != error_id::timeout_close, "CAIRN_TEST_K=", k, " repeats it: ", e.what());
+    } catch (const std::bad_alloc&) {
+    }
+    return failed_allocations != reached;
+  };
+  const auto count = sweep(1, run);
+  MESSAGE(count << " allocations, " << failures << " errors");
+}
+
 namespace {
 std::atomic<bool> leaves_threads_behind{false};
 }  // namespace

@@ -481,6 +481,24 @@ TEST_CASE("a checkpoint that loads and then ends each run is passed over after m
   }
 }
 
+TEST_CASE("a run that loads a step by its number and commits ends what is noted of it, too") {
+  runs r;
+  for (const std::int64_t step : {10, 20}) r.save(step);
+  for (int i = 0; i < 3; ++i) CHECK(r.crash() == 20);
+  CHECK(r.notes() == 3);
+  {
+    auto ckpt = r.open();
+    SUBCASE("load()") {
+      ckpt.load(r.m.state, 20);
+    }
+    SUBCASE("resume() among some steps") {
+      CHECK(ckpt.resume(r.m.state, {10, 20}) == 20);
+    }
+    ckpt.save(r.m.state, 30).wait();
+  }
+  CHECK(r.notes() == 0);
+}
+
 TEST_CASE("a run that commits, or ends in good order, counts for nothing against its checkpoint") {
   runs r;
   r.save(10);

@@ -150,7 +150,10 @@ class loader {
         services_->set_base_step(*step, std::move(lease));
         services_->report().loaded(*step, report);
         warn_of_kept_items(services_->report(), report, *step);
-        if (among == nullptr) services_->resumed(run, *step);
+        if (among == nullptr)
+          services_->resumed(run, *step);
+        else
+          services_->loaded();
         return *step;
       }
       lease.release();
@@ -288,6 +291,7 @@ class loader {
   /// What load() and refresh() do when all ranks have succeeded.
   void has_loaded(std::int64_t step, const load_report& report) {
     services_->set_base_step(step);
+    services_->loaded();
     if (tier_ != nullptr) tier_->loaded(step, false, peers());
     services_->report().loaded(step, report);
     warn_of_kept_items(services_->report(), report, step);

@@ -28,8 +28,9 @@ class other_runs {
   void look(any_reader& reader, step_listing& listing, std::int64_t committed, event_reporter& reporter) {
     if (!reader.reports_runs()) return;
     const std::lock_guard lock(mutex_);
+    if (warned_) return;
     own_.push_back(committed);
-    if (warned_ || ++commits_ < next_) return;
+    if (++commits_ < next_) return;
     next_ = commits_ * 2;
     const auto& there = listing.steps();
     if (!known_) {  // it began without resume(): what comes from now on is seen

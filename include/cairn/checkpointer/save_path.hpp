@@ -179,16 +179,21 @@ class save_path {
       abort(save);
       return failed(save);
     }
-    begin(save, image);
     const auto control = image.control();
+    const bool resident = image.resident();
+    bool begun = false;
     try {
+      begin(save, image);
+      begun = true;
       save_job job{services_->writer(), save.context, std::move(image), save.planned->stored, save.progress};
       if (held_ != nullptr) held_->hold(job, save.planned->digest, !save.persisted);
       if (held_ == nullptr) frozen_->begun(save.context);
       if (save.persisted) executor_.submit(std::move(job));
     } catch (...) {
+      // A stager that still copies ends its image itself, which before_update() waits for where the save has begun.
+      if (resident && !begun) (void)control->wait_copied(deadline::in(options_.timeout));
       // With a tier the image is held nevertheless.
-      if (held_ == nullptr) control->fail();
+      if (held_ == nullptr && !resident) control->fail();
       abort(save);
       return failed(save);
     }
@@ -251,8 +256,10 @@ class save_path {
       }
       saves_.make_room();
       save.progress->on_end(
-          [shared = services_, &notes = save.progress->notes(), frozen = frozen_,
+          [shared = services_, &notes = save.progress->notes(), frozen = frozen_, begun = save.begin,
+           waits = executor_.runs_in_caller(),
            attempt = save.context.attempt](save_report& report, const std::exception_ptr& why) {
+            if (waits) report.blocked_seconds = seconds_since(begun);
             if (frozen->ended(attempt, why))
               shared->report().warned(
                   "two saves in a row that linked the files of frozen items have failed: this checkpointer "
@@ -295,7 +302,12 @@ class save_path {
         stager_.stage(save.layout, save.sources, {.overlapped = overlapped_, .digest = digests_in_copy_},
                       deadline::in(options_.timeout));
     save.cost.stage_seconds = seconds_since(stage_begin);
-    if (checks_ != nullptr) checks_->compare_with(image, save.progress, overlapped_);
+    try {
+      if (checks_ != nullptr) checks_->compare_with(image, save.progress, overlapped_);
+    } catch (...) {  // nobody else waits for what is still copied
+      if (image.resident()) (void)image.control()->wait_copied(deadline::in(options_.timeout));
+      throw;
+    }
     return image;
   }
   /// @throws usage_error (usage_memory_changed) where a frozen item is not what it was

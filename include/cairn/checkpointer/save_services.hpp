@@ -69,6 +69,8 @@ class save_services {
   void resumed(const run_id& run, std::int64_t step) noexcept {
     restarts_.resumed(writer_, run, step, reporter_);
   }
+  /// As resumed(), by load() or refresh().
+  void loaded() noexcept { restarts_.loaded(); }
   void closed() noexcept {
     restarts_.closed(writer_, reporter_);
     hold_base({});
@@ -185,8 +187,9 @@ class save_services {
   }
   void warn_unleased(const std::string& why) noexcept {
     if (!unleased_reported_.exchange(true))
-      reporter_.warned("checkpoints are read without a lease, another process may remove one meanwhile: " +
-                       why);
+      reporter_.warned([&] {
+        return "checkpoints are read without a lease, another process may remove one meanwhile: " + why;
+      });
   }
   any_writer writer_;
   any_reader reader_;

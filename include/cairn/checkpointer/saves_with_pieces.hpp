@@ -137,21 +137,24 @@ class saves_with_pieces {
     if (redundant)
       to.redundant(of_save, tell);
     else if (without != 0)
-      to.warned(
-          "the last " + std::to_string(without) + " saves that were due got no pieces on other ranks: " +
-          (since
-               ? "a lost host costs all steps after " + std::to_string(*since) + " that are not in the store"
-               : std::string("no step would survive a lost host but those in the store")) +
-          ". The last one: " +
-          (report.why.empty() ? "newer ones came before all ranks had come to it" : report.why) +
-          ". Where hosts or links are slow, give partner_copies or parity a larger `every`; where nothing "
-          "gets through, see whether the hosts reach the ports of each other");
+      to.warned([&] {
+        return "the last " + std::to_string(without) + " saves that were due got no pieces on other ranks: " +
+               (since ? "a lost host costs all steps after " + std::to_string(*since) +
+                            " that are not in the store"
+                      : std::string("no step would survive a lost host but those in the store")) +
+               ". The last one: " +
+               (report.why.empty() ? "newer ones came before all ranks had come to it" : report.why) +
+               ". Where hosts or links are slow, give partner_copies or parity a larger `every`; where "
+               "nothing gets through, see whether the hosts reach the ports of each other";
+      });
     else if (tell)
-      to.warned("step " + std::to_string(of_save.step) + " gets no pieces on other ranks; " +
-                (since
-                     ? "step " + std::to_string(*since) + " is the newest in memory that survives a lost host"
-                     : std::string("no step in memory survives a lost host")) +
-                ", until a save gets its pieces, which is told: " + report.why);
+      to.warned([&] {
+        return "step " + std::to_string(of_save.step) + " gets no pieces on other ranks; " +
+               (since
+                    ? "step " + std::to_string(*since) + " is the newest in memory that survives a lost host"
+                    : std::string("no step in memory survives a lost host")) +
+               ", until a save gets its pieces, which is told: " + report.why;
+      });
   }
   /// In a thread of the redundancy.
   void apart(std::uint64_t saves, const std::string& why) noexcept {
@@ -159,12 +162,12 @@ class saves_with_pieces {
       const std::lock_guard lock(mutex_);
       if (told_ == told::failed) return;  // of the same cause
     }
-    services_->report().warned(
-        "of the last " + std::to_string(saves) +
-        " saves this rank does not know whether all ranks hold them, so that older images stay, and a lost "
-        "host "
-        "may cost these steps: " +
-        why + ". See whether the hosts reach the ports of each other, and whether one of them is slow");
+    services_->report().warned([&] {
+      return "of the last " + std::to_string(saves) +
+             " saves this rank does not know whether all ranks hold them, so that older images stay, and a "
+             "lost host may cost these steps: " +
+             why + ". See whether the hosts reach the ports of each other, and whether one of them is slow";
+    });
   }
 
   const std::shared_ptr<save_services> services_;

@@ -152,6 +152,12 @@ class event_reporter {
   void warned(const char* sentence, const std::exception_ptr& why) noexcept {
     guarded([&] { warned(sentence + (why == nullptr ? std::string() : ": " + failure_text(why))); });
   }
+  /// As warned(make()), whose text may find no memory.
+  template <class Make>
+    requires std::is_invocable_r_v<std::string, Make&>
+  void warned(Make make) noexcept {
+    guarded([&] { warned(std::string(make())); });
+  }
   void warned(const std::string& text) noexcept {
     observation what{observation::event::warning, rank_, 0, 0, 0, text, nullptr};
     emit(what, true, [&] { return "cairn: rank " + std::to_string(rank_) + ": " + text; });

@@ -138,10 +138,10 @@ CAIRN_BODY std::string engine::describe() const {
          in_->redundancy + "; saves " +
          (in_->path.overlapped() ? "overlapped with training" : "wait for the copy") + "; digests " +
          (in_->path.digests_in_copy() ? "in the pass that copies" : "by the writer") +
-         (!in_->options.checksum_in_writer ? " (chosen)"
-          : *in_->options.checksum_in_writer != in_->path.digests_in_copy()
-              ? " (as asked for)"
-              : " (checked{} needs them there)");
+         (!in_->options.checksum_in_writer                                  ? " (chosen)"
+          : *in_->options.checksum_in_writer != in_->path.digests_in_copy() ? " (as asked for)"
+          : in_->tier != nullptr                                            ? " (the tier needs them there)"
+                                 : " (checked{} needs them there)");
 }
 CAIRN_BODY any_communicator& engine::communicator() noexcept {
   return in_->group.communicator();

@@ -130,8 +130,10 @@ class policy_retaining final : public retaining {
       reporter_.verified(step, bytes, seconds_since(begin));
     } catch (const error& e) {
       if (e.id() == error_id::timeout_close) return;
-      reporter_.warned("the checkpoint of step " + std::to_string(step) +
-                       " could not be verified, the older ones stay: " + e.what());
+      reporter_.warned([&] {
+        return "the checkpoint of step " + std::to_string(step) +
+               " could not be verified, the older ones stay: " + e.what();
+      });
     } catch (...) {
       reporter_.warned("a checkpoint could not be verified, the older ones stay", std::current_exception());
     }
