@@ -278,6 +278,46 @@ TEST_CASE("sixteen parts are under way at a time, if nothing else is said, on co
   CHECK(store.size("object") == parts * part);
 }
 
+TEST_CASE("parts that are sent from where they lie wait with their writer, not in an endless queue") {
+  const auto one = pattern(part, 1);
+  // The queue is the store's: of one object, or of several that are not finished.
+  for (const std::size_t objects : {1U, 4U}) {
+    CAPTURE(objects);
+    s3::server server{s3::quick_server()};
+    server.faults.add("gather UploadPart all count=1000 ms=240000");
+    auto o = s3::own_bucket_at(server.endpoint());
+    o.in_flight = 2;
+    o.part_bytes = part;
+    o.timeout = std::chrono::hours(2);
+    o.stalled_after = std::chrono::seconds(280);
+    const auto clock = std::make_shared<quick_clock>();
+    auto store = store_with(o, clock);
+    const std::size_t parts = 8 / objects;
+    std::vector<decltype(store.create("", 0))> writers;
+    for (std::size_t i = 0; i < objects; ++i) {
+      writers.push_back(store.create("object-" + std::to_string(i), parts * part));
+      writers.back().until(cairn::deadline::in(std::chrono::hours(1)));
+    }
+    std::size_t handed_over = 0;
+    {
+      const std::jthread time([&](const std::stop_token& ended) {
+        while (server.count("UploadPart") < 2 && !ended.stop_requested())
+          std::this_thread::sleep_for(milliseconds(1));
+        clock->skipped += std::chrono::nanoseconds(std::chrono::hours(1)).count();
+      });
+      const auto why = failure_of([&] {
+        for (; handed_over < 8; ++handed_over) {
+          const cairn::write_range piece{handed_over % parts * part, one};
+          writers[handed_over / parts].write_stable({&piece, 1});
+        }
+      });
+      CHECK(why.id == error_id::timeout_write);
+      CHECK(handed_over <= 4);
+    }
+    server.release();
+  }
+}
+
 TEST_CASE("a part is sent as soon as its bytes are there, before the rest") {
   s3::server server{s3::quick_server()};
   auto store = store_with(s3::own_bucket_at(server.endpoint()));

@@ -61,6 +61,7 @@ class s3_bucket {
 
   s3_client client;
   part_buffers buffers;
+  call_group parts;  ///< of all uploads, that were submitted and have not ended
 
   // --- What is known of objects, so that ranges are asked for with their ETag.
   [[nodiscard]] std::optional<s3_object> known(const std::string& key);
@@ -90,7 +91,8 @@ class s3_bucket {
   /// upload stays then.
   [[nodiscard]] std::string begun(const s3_call& call, std::string_view doing);
   /// Ends an upload, and its parts that come late, too. @throws also timeout_write at the deadline
-  void abort(const std::string& key, const std::string& id, const s3_deadline& until = {});
+  void abort(const std::string& key, const std::string& id, const s3_deadline& until = {},
+             bool urgent = false);
 
   /// Removes objects, a thousand by one request where the service does that; those that are not there are passed over.
   void remove_all(std::span<const std::string> keys);

@@ -53,8 +53,8 @@ class call_group {
   void wait(std::size_t max_running = 0);
   /// The same for `time` at most; false if more of them still run.
   [[nodiscard]] bool wait_for(std::size_t max_running, std::chrono::nanoseconds time);
-  /// False if some still run at the deadline; their owner cancels them, and waits.
-  [[nodiscard]] bool wait_until(const s3_deadline& until);
+  /// False if more than `max_running` still run at the deadline; their owner cancels them, and waits.
+  [[nodiscard]] bool wait_until(const s3_deadline& until, std::size_t max_running = 0);
   [[nodiscard]] std::size_t running();
 
  private:
@@ -84,6 +84,7 @@ class http_call {
   std::chrono::nanoseconds timeout{0};  ///< from the first attempt on
   bool may_be_silent = false;           ///< the server may think for minutes before it answers
   bool beside = false;                  ///< on a connection of its own, not one of those that may run at once
+  bool urgent = false;  ///< begins before all that waits, and is none of those that may run at once
   s3_clock::time_point latest = s3_clock::time_point::max();  ///< it ends then, begun or not
 
   // Of the last attempt.
@@ -107,6 +108,8 @@ class http_call {
   /// The value of a header of the last answer, or nothing. One that came twice with different values is as
   /// good as none.
   [[nodiscard]] std::optional<std::string_view> header(std::string_view name) const noexcept;
+  /// Whether it is one of those of which only some run at once.
+  [[nodiscard]] bool in_turn() const noexcept { return !beside && !urgent; }
 
  private:
   friend class http_transport;

@@ -69,7 +69,7 @@ class http_transport {
       }
       at = next;
     }
-    for (auto* queue : {&delayed_, &waiting_})
+    for (auto* queue : {&delayed_, &urgent_, &waiting_})
       for (auto at = queue->begin(); at != queue->end();) {
         const auto next = std::next(at);
         if (wanted(**at)) {
@@ -83,6 +83,7 @@ class http_transport {
   /// Ends a call for good; its judge notes why.
   static void end_call(http_call& call, http_end how) noexcept;
 
+  void start_first(std::list<std::shared_ptr<http_call>>& queue, s3_clock::time_point now) noexcept;
   void start(std::shared_ptr<http_call> call, s3_clock::time_point now) noexcept;
 
   /// True if an attempt ended.
@@ -99,6 +100,7 @@ class http_transport {
   std::list<std::shared_ptr<http_call>> submitted_;  // guarded by mutex_
 
   // Of the thread alone.
+  std::list<std::shared_ptr<http_call>> urgent_;
   std::list<std::shared_ptr<http_call>> waiting_;
   std::list<std::shared_ptr<http_call>> delayed_;
   attempts running_;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -28,7 +29,7 @@ namespace detail {
 /// An object that is being written: by one request if it fits into a part, else by an upload whose parts are
 /// sent as soon as they are complete. Parts of write() are copied: for one that is written from front to
 /// back, as many as run at a time are in memory, the one that is being filled among them; those of
-/// write_stable() are sent from where they are.
+/// write_stable() are sent from where they are, and wait once twice as many as run at a time are under way.
 class s3_upload {
  public:
   s3_upload(std::shared_ptr<s3_bucket> bucket, std::string key, std::uint64_t size_hint);
@@ -89,6 +90,11 @@ class s3_upload {
   [[nodiscard]] std::vector<std::span<const std::byte>> assembled(waiting_part& p, std::uint64_t bytes) const;
 
   void send(std::map<std::uint64_t, waiting_part>::iterator which);
+
+  /// Waits until fewer than twice as many parts of the store as may run at once have been begun and not ended.
+  void await_turn() const;
+  /// `done` is called when the request has ended, or could not be begun.
+  void begin_part(std::uint64_t index, s3_request r, const std::function<void()>& done = {});
 
   void begin_upload(bool with_checksums = true);
 

@@ -35,6 +35,8 @@ struct s3_request {
   /// Nobody wants its answer, but the connection that it leaves open: it is tried once, on one of its own, beside the
   /// `in_flight` others.
   bool opens_connection = false;
+  /// It is small and comes too late if it waits for others: it begins at once, beside the `in_flight` others.
+  bool urgent = false;
   s3_deadline until = {};  ///< of its owner, on the store's clock; the options' timeout holds, too
   std::string root = {};   ///< the document that is awaited: its root's name, or how that begins; "": none
   /// Where the answer goes: all to memory, at most this many bytes,

@@ -284,16 +284,20 @@ CAIRN_BODY std::string s3_bucket::begun(const s3_call& call, std::string_view do
   return id;
 }
 
-CAIRN_BODY void s3_bucket::abort(const std::string& key, const std::string& id, const s3_deadline& until) {
+CAIRN_BODY void s3_bucket::abort(const std::string& key, const std::string& id, const s3_deadline& until,
+                                 bool urgent) {
   for (int i = 0; i < 3; ++i) {
-    const auto call =
-        client.run({.method = "DELETE", .key = key, .query = {{"uploadId", id}}, .until = until});
+    const auto call = client.run(
+        {.method = "DELETE", .key = key, .query = {{"uploadId", id}}, .urgent = urgent, .until = until});
     const bool gone = !call->fine() && call->end == http_end::answered && call->status == 404;
     if (!gone) client.require(*call, "ending of an upload");
     if (gone) return;
-    const auto parts = client.run(
-        {.method = "GET", .key = key, .query = {{"max-parts", "1"}, {"uploadId", id}}, .until = until});
-    if (!parts->fine()) return;  // 404: nothing is left; other refusals tell no more
+    const auto left = client.run({.method = "GET",
+                                  .key = key,
+                                  .query = {{"max-parts", "1"}, {"uploadId", id}},
+                                  .urgent = urgent,
+                                  .until = until});
+    if (!left->fine()) return;  // 404: nothing is left; other refusals tell no more
   }
 }
 

@@ -48,6 +48,7 @@ CAIRN_BODY s3_call::s3_call(std::shared_ptr<s3_service> service, http_transport&
   may_be_silent = request_.completes;
   latest = request_.until.when;
   beside = request_.opens_connection;
+  urgent = request_.urgent;
 }
 
 CAIRN_BODY std::optional<std::chrono::nanoseconds> s3_call::waited() const noexcept {
@@ -80,7 +81,7 @@ CAIRN_BODY void s3_call::finished() noexcept {
   ::OPENSSL_cleanse(taken_.credentials.secret_key.data(), taken_.credentials.secret_key.size());
   attempt_began_.store(0, std::memory_order_relaxed);
   ended_.store(fine_ ? ended_well : ended_badly, std::memory_order_release);
-  if (!beside) service_->calls.fetch_sub(1, std::memory_order_relaxed);
+  if (in_turn()) service_->calls.fetch_sub(1, std::memory_order_relaxed);
   if (on_end) on_end(*this);
   on_end = nullptr;
   const auto group = group_;  // the owner may drop the call as soon as it is told

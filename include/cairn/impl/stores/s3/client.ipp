@@ -58,11 +58,11 @@ CAIRN_BODY std::shared_ptr<s3_call> s3_client::begin(s3_request request,
   auto call = detail::make_shared<s3_call>(service_, transport_, std::move(request), group);
   call->on_end = std::move(on_end);
   group->begin();
-  if (!call->beside) service_->calls.fetch_add(1, std::memory_order_relaxed);
+  if (call->in_turn()) service_->calls.fetch_add(1, std::memory_order_relaxed);
   try {
     transport_.submit(call);
   } catch (...) {
-    if (!call->beside) service_->calls.fetch_sub(1, std::memory_order_relaxed);
+    if (call->in_turn()) service_->calls.fetch_sub(1, std::memory_order_relaxed);
     group->end();
     throw;
   }

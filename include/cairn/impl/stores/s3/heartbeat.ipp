@@ -102,7 +102,7 @@ CAIRN_BODY heartbeat::~heartbeat() {
   ended_.notify_all();
   thread_.join();
   try {
-    bucket_->abort(key_, id_, request_deadline());
+    bucket_->abort(key_, id_, request_deadline(), true);
   } catch (...) {  // leftovers() lists it
     try {
       bucket_->left(id_);
@@ -136,7 +136,11 @@ CAIRN_BODY s3_deadline heartbeat::request_deadline() const {
 }
 
 CAIRN_BODY s3_request heartbeat::beginning() const {
-  return {.method = "POST", .key = key_, .query = {{"uploads", ""}}, .root = "InitiateMultipartUploadResult"};
+  return {.method = "POST",
+          .key = key_,
+          .query = {{"uploads", ""}},
+          .urgent = true,
+          .root = "InitiateMultipartUploadResult"};
 }
 
 CAIRN_BODY std::shared_ptr<s3_call> heartbeat::run(s3_request r, bool may_cancel,
@@ -157,7 +161,7 @@ CAIRN_BODY void heartbeat::repeat() noexcept {
   while (pause(lock)) {
     try {
       static constexpr std::array<std::byte, 1> mark{};
-      s3_request r{.method = "PUT", .key = key_};
+      s3_request r{.method = "PUT", .key = key_, .urgent = true};
       r.query = {{"partNumber", "1"}, {"uploadId", id_}};
       bucket_->client.set_body(r, {std::span<const std::byte>(mark)}, false);
       const auto begun = now();

@@ -35,9 +35,9 @@ CAIRN_BODY bool call_group::wait_for(std::size_t max_running, std::chrono::nanos
   return ended_.wait_for(lock, time, [&] { return running_ <= max_running; });
 }
 
-CAIRN_BODY bool call_group::wait_until(const s3_deadline& until) {
+CAIRN_BODY bool call_group::wait_until(const s3_deadline& until, std::size_t max_running) {
   std::unique_lock lock(mutex_);
-  return until.wait(ended_, lock, [&] { return running_ == 0; });
+  return until.wait(ended_, lock, [&] { return running_ <= max_running; });
 }
 
 CAIRN_BODY std::size_t call_group::running() {

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <exception>
 #include <iterator>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -79,11 +80,8 @@ CAIRN_BODY void http_transport::serve() noexcept {
       next_check_ = now + std::chrono::milliseconds(50);
     }
     release_due(now);
-    while (!waiting_.empty() && in_turn() < window_.limit()) {
-      auto call = std::move(waiting_.front());
-      waiting_.pop_front();
-      start(std::move(call), now);
-    }
+    while (!urgent_.empty()) start_first(urgent_, now);
+    while (!waiting_.empty() && in_turn() < window_.limit()) start_first(waiting_, now);
     int still = 0;
     ::curl_multi_perform(multi_, &still);
     if (take_ended()) continue;
@@ -95,21 +93,23 @@ CAIRN_BODY void http_transport::serve() noexcept {
 
 CAIRN_BODY std::size_t http_transport::in_turn() const noexcept {
   std::size_t found = 0;
-  for (const auto& attempt : running_) found += attempt->call()->beside ? 0U : 1U;
+  for (const auto& attempt : running_) found += attempt->call()->in_turn() ? 1U : 0U;
   return found;
 }
 
 CAIRN_BODY void http_transport::accept_new() noexcept {
   const std::lock_guard lock(mutex_);
   while (!submitted_.empty()) {
-    waiting_.splice(waiting_.end(), submitted_, submitted_.begin());
+    auto& queue = submitted_.front()->urgent ? urgent_ : waiting_;
+    queue.splice(queue.end(), submitted_, submitted_.begin());
   }
 }
 
 CAIRN_BODY void http_transport::release_due(s3_clock::time_point now) noexcept {
   for (auto at = delayed_.begin(); at != delayed_.end();) {
     const auto next = std::next(at);
-    if ((*at)->due_ <= now) waiting_.splice(waiting_.begin(), delayed_, at);  // before what was never tried
+    auto& queue = (*at)->urgent ? urgent_ : waiting_;
+    if ((*at)->due_ <= now) queue.splice(queue.begin(), delayed_, at);  // before what was never tried
     at = next;
   }
 }
@@ -135,6 +135,13 @@ CAIRN_BODY void http_transport::end_call(http_call& call, http_end how) noexcept
     call.detail.clear();
   }
   call.finished();
+}
+
+CAIRN_BODY void http_transport::start_first(std::list<std::shared_ptr<http_call>>& queue,
+                                            s3_clock::time_point now) noexcept {
+  auto call = std::move(queue.front());
+  queue.pop_front();
+  start(std::move(call), now);
 }
 
 CAIRN_BODY void http_transport::start(std::shared_ptr<http_call> call, s3_clock::time_point now) noexcept {

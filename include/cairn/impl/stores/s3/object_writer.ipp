@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -113,15 +114,9 @@ CAIRN_BODY bool s3_upload::take_from(const std::string& from, std::uint64_t byte
       r.completes = true;
       r.root = "CopyPartResult";
       client.set_body(r, {}, false);
-      const auto on_end = [shared = shared_](const s3_call& call) {
-        if (!call.fine()) shared->failed.store(true);
-      };
-      try {
-        sent_[index].call = client.begin(std::move(r), shared_->group, on_end);
-      } catch (...) {
-        sent_.erase(index);
-        throw;
-      }
+      await_turn();
+      if (shared_->failed.load()) break;
+      begin_part(index, std::move(r));
     }
     end_ = written_ = bytes;
     if (!shared_->group->wait_until(until_)) fail_late();
@@ -251,7 +246,30 @@ CAIRN_BODY std::vector<std::span<const std::byte>> s3_upload::assembled(waiting_
   return out;
 }
 
+CAIRN_BODY void s3_upload::await_turn() const {
+  // Any number of them could be submitted, but what is begun later would wait for all.
+  if (!bucket_->parts.wait_until(until_, 2 * bucket_->client.options().in_flight - 1)) fail_late();
+}
+
+CAIRN_BODY void s3_upload::begin_part(std::uint64_t index, s3_request r, const std::function<void()>& done) {
+  const auto on_end = [shared = shared_, bucket = bucket_.get(), done](const s3_call& call) {
+    if (!call.fine()) shared->failed.store(true);
+    if (done) done();
+    bucket->parts.end();
+  };
+  bucket_->parts.begin();
+  try {
+    sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
+  } catch (...) {
+    sent_.erase(index);
+    if (done) done();
+    bucket_->parts.end();
+    throw;
+  }
+}
+
 CAIRN_BODY void s3_upload::send(std::map<std::uint64_t, waiting_part>::iterator which) {
+  await_turn();
   if (shared_->failed.load()) fail_failed_part();
   if (id_.empty()) begin_upload();
   const auto index = which->first;
@@ -265,17 +283,9 @@ CAIRN_BODY void s3_upload::send(std::map<std::uint64_t, waiting_part>::iterator 
   const bool copied = *buffer != nullptr;
   copied_ = copied_ || copied;
   if (copied && !bucket_->buffers.begin_sending(until_)) fail_late();
-  const auto on_end = [shared = shared_, buffer, copied, bucket = bucket_.get()](const s3_call& call) {
-    if (!call.fine()) shared->failed.store(true);
+  begin_part(index, std::move(r), [buffer, copied, bucket = bucket_.get()] {
     if (copied) bucket->buffers.sent(std::move(*buffer));
-  };
-  try {
-    sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
-  } catch (...) {
-    sent_.erase(index);
-    if (copied) bucket_->buffers.sent(std::move(*buffer));
-    throw;
-  }
+  });
 }
 
 CAIRN_BODY void s3_upload::begin_upload(bool with_checksums) {
@@ -335,15 +345,8 @@ CAIRN_BODY void s3_upload::begin_again() {
   for (const auto& [index, part] : before) {
     auto r = part.call->request();
     r.query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", id_}};
-    const auto on_end = [shared = shared_](const s3_call& call) {
-      if (!call.fine()) shared->failed.store(true);
-    };
-    try {
-      sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
-    } catch (...) {
-      sent_.erase(index);
-      throw;
-    }
+    await_turn();
+    begin_part(index, std::move(r));
   }
 }
 
@@ -446,7 +449,8 @@ CAIRN_BODY void s3_upload::give_up() noexcept {
     for (const auto& [index, part] : sent_) bucket_->client.cancel(*part.call);
     shared_->group->wait();
     for (auto& [index, part] : parts_) bucket_->buffers.give_back(std::move(part.buffer));
-    if (!id_.empty()) bucket_->abort(key_, id_);
+    // Its owner is late already, and parts of other objects may be under way that are not answered.
+    if (!id_.empty()) bucket_->abort(key_, id_, {}, true);
   } catch (...) {  // leftovers() lists it
   }
   if (!id_.empty()) bucket_->closed(id_);
