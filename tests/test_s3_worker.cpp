@@ -60,6 +60,17 @@ cairn::s3_credentials as_given(const s3::credentials& c, std::int64_t expires) {
   return {c.access_key, c.secret_key, c.session_token, expires};
 }
 
+/// A clock that only a test moves on.
+struct standing_clock : cairn::s3_clock {
+  [[nodiscard]] time_point now() noexcept override { return time_point(1h + passed.load()); }
+  [[nodiscard]] std::int64_t unix_time() noexcept override {
+    return begun + std::chrono::floor<std::chrono::seconds>(passed.load()).count();
+  }
+  void pass(std::chrono::nanoseconds time) noexcept { passed = passed.load() + time; }
+  const std::int64_t begun = static_cast<std::int64_t>(std::time(nullptr));
+  std::atomic<std::chrono::nanoseconds> passed{0ns};
+};
+
 s3::server_options service() {
   auto o = s3::quick_server();
   o.signatures.accepted = {first};
@@ -165,19 +176,47 @@ TEST_CASE("a worker asks its trainer for credentials, and for fresh ones when th
 
 TEST_CASE("credentials that are about to expire serve until they do, where there are no fresh ones") {
   std::atomic<int> asked{0};
-  const auto now = static_cast<std::int64_t>(std::time(nullptr));
+  standing_clock clock;
   cairn::detail::credential_cache cache(cairn::s3_credential_source::callback([&] {
     if (++asked > 1) throw std::runtime_error("the vault is closed");
     return as_given(first, now + 100);
   }));
-  CHECK(cache.get(now).credentials.access_key == first.access_key);
-  CHECK(cache.get(now + 1).credentials.access_key == first.access_key);
+  const auto get = [&](std::int64_t after, std::optional<std::uint64_t> refused = {}) {
+    clock.passed = std::chrono::seconds(after);
+    return cache.get(clock, refused);
+  };
+  CHECK(get(0).credentials.access_key == first.access_key);
+  CHECK(get(1).credentials.access_key == first.access_key);
   CHECK(asked == 2);
-  CHECK(cache.get(now + 2).credentials.access_key == first.access_key);
+  CHECK(get(2).credentials.access_key == first.access_key);
   CHECK(asked == 2);  // not for each request
-  CHECK(cache.get(now + 99).number == 1);
-  CHECK_THROWS_AS(static_cast<void>(cache.get(now + 100)), cairn::storage_error);
-  CHECK_THROWS_AS(static_cast<void>(cache.get(now + 50, 1)), cairn::storage_error);
+  CHECK(get(99).number == 1);
+  CHECK_THROWS_AS(static_cast<void>(get(100)), cairn::storage_error);
+  CHECK_THROWS_AS(static_cast<void>(get(50, 1)), cairn::storage_error);
+}
+
+TEST_CASE("a source of credentials that fails slowly holds up no request for as long as it took before") {
+  s3::server server{service()};
+  const auto clock = std::make_shared<standing_clock>();
+  std::atomic<int> asked{0};
+  cairn::s3_store store{s3::own_bucket_at(server.endpoint()), cairn::s3_credential_source::callback([&] {
+                          if (++asked > 1) {
+                            clock->pass(9s);
+                            throw std::runtime_error("the vault does not answer");
+                          }
+                          return as_given(first, clock->begun + 100);
+                        }),
+                        clock};
+  store.put_new("object", {});
+  clock->pass(2s);
+  for (int i = 0; i < 3; ++i) CHECK(store.size("object") == 0);
+  CHECK(asked == 2);
+  clock->pass(8s);
+  CHECK(store.size("object") == 0);
+  CHECK(asked == 2);
+  clock->pass(1s);
+  CHECK(store.size("object") == 0);
+  CHECK(asked == 3);
 }
 
 /// What the trainer that is killed finds in its environment: the end point.
@@ -482,6 +521,25 @@ TEST_CASE(
   auto data = store.create("data", bytes.size());
   server.faults.add("gather UploadPart all key=data count=1000 ms=600000");
   const cairn::write_range whole{0, bytes};
+TEST_CASE("a sign of life counts from when it was sent, not from its answer") {
+  s3::server server{service()};
+  const auto clock = std::make_shared<standing_clock>();
+  cairn::s3_store store{s3::own_bucket_at(server.endpoint()), s3::credentials_of(first), clock};
+  server.faults.add("gather CreateMultipartUpload all count=1000 ms=600000");
+  server.faults.add("error UploadPart all status=503 code=SlowDown");
+  const std::jthread time([&](const std::stop_token& ended) {
+    while (server.count("CreateMultipartUpload") == 0 && !ended.stop_requested())
+      std::this_thread::sleep_for(1ms);
+    clock->pass(9s);
+    server.release();
+  });
+  const auto sign = store.show("lease");
+  clock->pass(21s);
+  CHECK(sign.announced());
+  clock->pass(1s);
+  CHECK_FALSE(sign.announced());
+}
+
   data.write_stable({&whole, 1});
   REQUIRE(await([&] { return server.count("UploadPart") == 1; }));
   clock->skipped += std::chrono::nanoseconds(10s).count();

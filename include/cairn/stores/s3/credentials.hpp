@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
+#include <cairn/stores/s3/clock.hpp>
 #include <cairn/stores/s3/fetched_credentials.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
 #include <cairn/system/credential_broker.hpp>
@@ -122,16 +123,16 @@ class credential_cache {
     s3_credentials credentials;
     std::uint64_t number = 0;  ///< of the refresh that gave them
   };
-  /// `now`: seconds since 1970. `refused`: the number of credentials that the server refused; those are not
-  /// given again. @throws storage_permission
-  [[nodiscard]] taken get(std::int64_t now, std::optional<std::uint64_t> refused = {});
+  /// `clock`: the store's. `refused`: the number of credentials that the server refused; those are not given
+  /// again. @throws storage_permission
+  [[nodiscard]] taken get(s3_clock& clock, std::optional<std::uint64_t> refused = {});
   [[nodiscard]] const s3_credential_source& source() const noexcept { return source_; }
 
  private:
   s3_credential_source source_;
   std::mutex mutex_;
   taken current_;
-  std::int64_t again_ = 0;  // not before that time, after a failure
+  std::int64_t again_ = 0;  // not before that time, by the clock
 };
 
 }  // namespace detail

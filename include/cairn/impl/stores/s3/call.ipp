@@ -94,8 +94,7 @@ CAIRN_BODY void s3_call::make() {
   refusal_ = {};
   document_.reset();
   epoch_ = transport_.window().epoch();
-  const auto now = service_->clock->unix_time();
-  taken_ = service_->credentials.get(now, refused_credentials_);
+  taken_ = service_->credentials.get(*service_->clock, refused_credentials_);
   refused_credentials_.reset();
 
   const auto& signer = service_->signer;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
+#include <cairn/stores/s3/clock.hpp>
 #include <cairn/stores/s3/credentials.hpp>
 #include <cairn/stores/s3/fetched_credentials.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -203,9 +205,10 @@ CAIRN_BODY void s3_credential_source::check(const s3_credentials& c) {
 
 namespace detail {
 
-CAIRN_BODY credential_cache::taken credential_cache::get(std::int64_t now,
+CAIRN_BODY credential_cache::taken credential_cache::get(s3_clock& clock,
                                                          std::optional<std::uint64_t> refused) {
   const std::lock_guard lock(mutex_);
+  const auto now = clock.unix_time();
   // A machine's metadata service has the next ones five minutes before.
   const bool given = source_.which() == s3_credential_source::kind::callback ||
                      source_.which() == s3_credential_source::kind::trainer;
@@ -215,13 +218,19 @@ CAIRN_BODY credential_cache::taken credential_cache::get(std::int64_t now,
     const bool was_refused = current_.number != 0 && refused == current_.number;
     const bool good = current_.number != 0 && !was_refused && current_.credentials.expires > now;
     if (good && now < again_) return current_;
+    // Nothing else moves while it is asked: that takes half of the time at most.
+    const auto begun = clock.now();
+    const auto pause = [&](std::int64_t least) {
+      const auto took = std::chrono::ceil<std::chrono::seconds>(clock.now() - begun).count();
+      again_ = clock.unix_time() + std::max<std::int64_t>(least, took);
+    };
     try {
       auto fresh = source_.get(was_refused);
       current_ = {std::move(fresh), current_.number + 1};
-      again_ = now + 1;  // those that last for less than `early` are not asked for by each request
+      pause(1);  // those that last for less than `early` are not asked for by each request
     } catch (const error&) {
       if (!good) throw;
-      again_ = now + 5;
+      pause(5);
     }
   }
   return current_;
