@@ -172,6 +172,27 @@ TEST_CASE("an upload whose completion meets a conflict is begun again, with all 
   CHECK(server.objects().keys("bucket").size() == 1);
 }
 
+TEST_CASE(
+    "a service that stores other bytes than it was sent is found out, although the object is the writer's") {
+  const auto bytes = pattern(1'000);
+  for (const std::string how : {"", " cut=1"}) {
+    CAPTURE(how);
+    s3::server server{service()};
+    auto store = store_at(where(server.endpoint()));
+    store.put_new("before", bytes);
+    server.faults.add("damage PutObject first" + how);
+    const auto why = failure_of([&] { store.put_new("object", bytes); });
+    CHECK(why.id == error_id::storage_io);
+    CHECK(why.fields.file == "s3://bucket/object");
+    // One that lost an answer alone is believed its token.
+    server.faults.add("lost_reply PutObject first key=late");
+    server.clear_journal();
+    store.put_new("late", bytes);
+    CHECK(server.count("GetObject") == 0);
+    CHECK(store.read_all("late", 2'000) == bytes);
+  }
+}
+
 TEST_CASE("a service's clock that is wrong is followed, and another region's bucket is named") {
   for (const int hours : {-26, 3}) {
     CAPTURE(hours);

@@ -535,6 +535,7 @@ class server {
     } else {
       if (kind == "changed") table_.touch(request.bucket, request.key);
       if (kind == "whole_object" || kind == "wrong_range" || kind == "short_range") bend_range(request, *met);
+      if (kind == "damage") damage(request, *met);
       reply = table_.perform(request, now());
     }
     if (kills == "done") on_kill();
@@ -605,6 +606,18 @@ class server {
       }
     }
     return reply;
+  }
+
+  static void damage(http_request& request, const fault& made) {
+    if (request.body.empty()) return;
+    if (made.number("cut", 0) != 0)
+      request.body.pop_back();
+    else
+      request.body[request.body.size() / 2] ^= 1;
+    static constexpr std::string_view prefix = "x-amz-checksum-";
+    for (auto& [name, value] : request.headers)
+      if (name.starts_with(prefix))
+        if (const auto sum = checksum_of(name.substr(prefix.size()), request.body)) value = base64_of(*sum);
   }
 
   static void bend_range(http_request& request, const fault& made) {

@@ -41,6 +41,8 @@
 /// - flip: one bit of the answer's body is another
 /// - wrong_etag: the answer's ETag is another; no_etag: it has none
 /// - changed: the object got another ETag just before
+/// - damage: one bit of the request's body is another, or with cut=1 its last byte is missing, and its checksum is that of
+///   what is left of it
 /// - not_done: the answer of success (status=204), with nothing done
 /// - redirect: status=301|307 region=R: to another region, or with Location: to a host that is not there
 /// - header: text=LINE: this line among the answer's headers (~ is read as a space)
@@ -86,7 +88,7 @@ class fault_script {
         "hang_up",    "error_in_200", "whitespace",    "empty",       "garbage",      "slow",
         "stall",      "delay",        "short_range",   "wrong_range", "whole_object", "flip",
         "wrong_etag", "no_etag",      "changed",       "not_done",    "redirect",     "header",
-        "none",       "kill",         "gather"};
+        "none",       "kill",         "gather",        "damage"};
     if (std::find(kinds.begin(), kinds.end(), words[0]) == kinds.end())
       throw std::invalid_argument("no fault: " + words[0]);
     const std::string& when = words[2];

@@ -58,6 +58,8 @@ class s3_call final : public http_call {
   /// The size of the object that a Content-Range gave.
   [[nodiscard]] std::optional<std::uint64_t> object_bytes() const noexcept { return answer_.object_bytes(); }
   [[nodiscard]] const std::string& last_failure() const noexcept { return last_failure_; }
+  /// The service computed another checksum of what an attempt had sent.
+  [[nodiscard]] bool had_bad_digest() const noexcept { return bad_digests_ != 0; }
   [[nodiscard]] bool sent_checksum() const noexcept { return with_checksum_; }
   [[nodiscard]] std::size_t attempts() const noexcept { return attempts_; }
   /// The object was taken, and perhaps stands, but the answer does not say that it is encrypted as was asked.

@@ -88,10 +88,11 @@ class s3_client {
                                const s3_deadline& until = {});
 
   enum class occupant : std::uint8_t { none, ours, other };
-  /// Whose object stands under a key: by the writer's token, or, where the service keeps none, by its bytes.
+  /// Whose object stands under a key: by the writer's token, or, where the service keeps none, by its bytes. @throws
+  /// storage_io where it is ours, and has other bytes: `compare` looks at all of them, else the length must do.
   [[nodiscard]] occupant occupant_of(const std::string& key, const std::string& token,
                                      std::span<const std::span<const std::byte>> pieces,
-                                     const s3_deadline& until);
+                                     const s3_deadline& until, bool compare);
 
  private:
   std::shared_ptr<s3_service> service_;

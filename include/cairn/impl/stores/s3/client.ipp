@@ -313,7 +313,7 @@ CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
   if (call->unencrypted()) fail_call(*call, "writing of an object");
   const bool exists = call->end == http_end::answered && call->status == 412;
   if (!exists && !call->uncertain()) fail_call(*call, "writing of an object");
-  switch (occupant_of(key, token, call->request().body, until)) {
+  switch (occupant_of(key, token, call->request().body, until, call->had_bad_digest())) {
     case occupant::ours:
       return put_result::stands;
     case occupant::other:
@@ -326,22 +326,30 @@ CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
 
 CAIRN_BODY s3_client::occupant s3_client::occupant_of(const std::string& key, const std::string& token,
                                                       std::span<const std::span<const std::byte>> pieces,
-                                                      const s3_deadline& until) {
+                                                      const s3_deadline& until, bool compare) {
   const auto found = head(key, until);
   if (!found) return occupant::none;
-  if (!found->token.empty()) return found->token == token ? occupant::ours : occupant::other;
+  const bool ours = found->token == token;
+  if (!found->token.empty() && !ours) return occupant::other;
   std::uint64_t bytes = 0;
   for (const auto& p : pieces) bytes += p.size();
-  if (found->bytes != bytes) return occupant::other;
-  const auto there = get_all(key, bytes);
-  if (!there) return occupant::none;
-  std::size_t at = 0;
-  for (const auto& p : pieces) {
-    if (!std::equal(p.begin(), p.end(), there->begin() + static_cast<std::ptrdiff_t>(at)))
-      return occupant::other;
-    at += p.size();
+  bool same = found->bytes == bytes;
+  if (same && (compare || !ours)) {
+    const auto there = get_all(key, bytes);
+    if (!there) return occupant::none;
+    same = there->size() == bytes;
+    for (auto at = there->begin(); const auto& p : pieces) {
+      same = same && std::equal(p.begin(), p.end(), at);
+      if (same) at += static_cast<std::ptrdiff_t>(p.size());
+    }
   }
-  return occupant::ours;
+  if (ours && !same)
+    fail(error_id::storage_io, "the server stored other bytes than it was sent",
+         {.file = place(key),
+          .expected = std::to_string(bytes) + " bytes",
+          .got = found->bytes == bytes ? std::string("as many, but others")
+                                       : std::to_string(found->bytes) + " bytes"});
+  return same ? occupant::ours : occupant::other;
 }
 
 }  // namespace detail
