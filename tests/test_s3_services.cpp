@@ -206,6 +206,16 @@ TEST_CASE("a service's clock that is wrong is followed, and another region's buc
     for (const auto& entry : server.journal())
       if (entry.code == "RequestTimeTooSkewed") ++refused;
     CHECK(refused == 1);  // the first request, and no other
+    // The refusal of a HEAD request names no reason.
+    auto looking = store_at(where(server.endpoint()));
+    server.clear_journal();
+    CHECK(looking.size("object") == 100);
+    CHECK(server.count("HeadObject") == 2);
+    server.clear_journal();
+    server.faults.add("error HeadObject all status=403");
+    CHECK(failure_of([&] { static_cast<void>(looking.size("object")); }).id == error_id::storage_permission);
+    CHECK(server.count("HeadObject") == 2);  // once more with the credentials of now
+    server.faults.clear();
   }
   s3::server server{service()};
   auto store = store_at(where(server.endpoint()));

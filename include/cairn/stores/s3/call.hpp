@@ -92,6 +92,10 @@ class s3_call final : public http_call {
   static bool once(bool& tried) noexcept { return !std::exchange(tried, true); }
   [[nodiscard]] bool adopt_time();
   /// From now on bodies are signed, this one among them: false where that is no help.
+  /// The service's clock, in seconds since 1970, where its answer tells.
+  [[nodiscard]] std::optional<std::int64_t> their_time() const;
+  /// By more than minutes from what is signed.
+  [[nodiscard]] bool clock_differs() const;
   [[nodiscard]] bool sign_bodies();
 
   [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }

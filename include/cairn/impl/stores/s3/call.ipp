@@ -248,6 +248,10 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_refusal() {
   if (is({"RequestTimeTooSkewed"})) return once(skew_tried_) && adopt_time() ? pause_or_end(0) : std::nullopt;
   const bool nameless = code.empty() && (status == 400 || status == 403) && request_.method == "HEAD";
   if (is({"ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken",
+  // An answer to HEAD names nothing: the clock is what can be looked at.
+  if (code.empty() && status == 403 && request_.method == "HEAD" && clock_differs() && once(skew_tried_) &&
+      adopt_time())
+    return std::chrono::nanoseconds(0);
           "TokenRefreshRequired"}) ||
       nameless) {
     if (!once(credentials_tried_)) return std::nullopt;
@@ -313,13 +317,23 @@ CAIRN_BODY bool s3_call::sign_bodies() {
   return true;
 }
 
-CAIRN_BODY bool s3_call::adopt_time() {
+CAIRN_BODY std::optional<std::int64_t> s3_call::their_time() const {
   const auto date = header("date");
-  if (!date) return false;
-  const auto theirs = ::curl_getdate(std::string(*date).c_str(), nullptr);
-  if (theirs <= 0) return false;
-  service_->skew.store(static_cast<std::int64_t>(theirs) - service_->clock->unix_time());
-  return true;
+  const auto theirs = date ? ::curl_getdate(std::string(*date).c_str(), nullptr) : -1;
+  return theirs > 0 ? std::optional(static_cast<std::int64_t>(theirs)) : std::nullopt;
+}
+
+CAIRN_BODY bool s3_call::clock_differs() const {
+  constexpr std::int64_t allowed = 5 * 60;
+  const auto theirs = their_time();
+  const auto ours = service_->clock->unix_time() + service_->skew.load();
+  return theirs && (*theirs - ours > allowed || ours - *theirs > allowed);
+}
+
+CAIRN_BODY bool s3_call::adopt_time() {
+  const auto theirs = their_time();
+  if (theirs) service_->skew.store(*theirs - service_->clock->unix_time());
+  return theirs.has_value();
 }
 
 CAIRN_BODY std::optional<std::string_view> s3_call::stated_checksum() const {
