@@ -540,6 +540,24 @@ TEST_CASE("a sign of life counts from when it was sent, not from its answer") {
   CHECK_FALSE(sign.announced());
 }
 
+TEST_CASE(
+    "signs of life go past the parts of a save that wait for their turn, and are begun and taken back") {
+  s3::server server{service()};
+  auto options = s3::own_bucket_at(server.endpoint());
+  options.in_flight = 1;
+  const auto clock = std::make_shared<cairn_test::quick_clock>();
+  cairn::s3_store store{options, s3::credentials_of(first), clock};
+  const auto signs = [&] {
+    const auto journal = server.journal();
+    return std::count_if(journal.begin(), journal.end(), [](const auto& entry) {
+      return entry.operation == "UploadPart" && entry.key.ends_with(".writer");
+    });
+  };
+  auto early = std::make_optional(store.show("lease-1"));
+  const std::vector<std::byte> bytes(2 * s3::smallest_part);
+  auto data = store.create("data", bytes.size());
+  server.faults.add("gather UploadPart all key=data count=1000 ms=600000");
+  const cairn::write_range whole{0, bytes};
   data.write_stable({&whole, 1});
   REQUIRE(await([&] { return server.count("UploadPart") == 1; }));
   clock->skipped += std::chrono::nanoseconds(10s).count();

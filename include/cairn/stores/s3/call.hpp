@@ -62,6 +62,8 @@ class s3_call final : public http_call {
   [[nodiscard]] bool had_bad_digest() const noexcept { return bad_digests_ != 0; }
   [[nodiscard]] bool sent_checksum() const noexcept { return with_checksum_; }
   [[nodiscard]] std::size_t attempts() const noexcept { return attempts_; }
+  /// When the last attempt began, on the store's clock.
+  [[nodiscard]] s3_clock::time_point sent_at() const noexcept { return sent_at_; }
   /// The object was taken, and perhaps stands, but the answer does not say that it is encrypted as was asked.
   [[nodiscard]] bool unencrypted() const noexcept { return unencrypted_; }
 
@@ -110,6 +112,7 @@ class s3_call final : public http_call {
   std::shared_ptr<call_group> group_;
 
   std::size_t attempts_ = 0;
+  s3_clock::time_point sent_at_{};
   std::size_t bad_digests_ = 0;
   bool skew_tried_ = false;
   bool credentials_tried_ = false;

@@ -90,6 +90,7 @@ CAIRN_BODY void s3_call::finished() noexcept {
 
 CAIRN_BODY void s3_call::make() {
   ++attempts_;
+  sent_at_ = transport_.clock().now();
   answer_.clear();
   refusal_ = {};
   document_.reset();

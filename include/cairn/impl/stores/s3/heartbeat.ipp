@@ -87,7 +87,7 @@ CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::st
     : bucket_(std::move(bucket)), key_(key + "." + own_tag() + std::string(sign_ending)) {
   const auto call = bucket_->client.run(beginning());
   id_ = bucket_->begun(*call, "announcing of a save");
-  seen_at_.store(now());
+  seen_at_.store(call->sent_at());
   // Where there is no thread, it is seen all the same, for a while.
   static_cast<void>(thread_.start("cairn heartbeat", [this] { repeat(); }));
 }
