@@ -83,7 +83,7 @@ class fault_script {
     rule made;
     made.made.kind = words[0];
     made.operation = words[1];
-    static constexpr std::array<std::string_view, 27> kinds = {
+    static constexpr std::array<std::string_view, 28> kinds = {
         "error",      "reset_before", "reset_in_body", "reset_after", "lost_reply",   "reset_in_reply",
         "hang_up",    "error_in_200", "whitespace",    "empty",       "garbage",      "slow",
         "stall",      "delay",        "short_range",   "wrong_range", "whole_object", "flip",

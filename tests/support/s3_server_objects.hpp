@@ -32,6 +32,7 @@ struct object_rules {
   std::string unheard = {};  ///< nor are those by a request for many, which says nothing of them
   bool whole_names = false;  ///< uploads are listed by a whole key, not by its beginning, as by MinIO
   bool copies = true;        ///< false: UploadPartCopy is answered with 501
+  bool no_times = false;     ///< what should be times of uploads and parts is none
   bool google = false;       ///< the dialect of Google Cloud Storage, see s3_server_google.hpp
 };
 
@@ -170,7 +171,8 @@ class object_table {
     out.pieces.push_back(std::make_shared<const std::string>(std::move(data)));
     return out;
   }
-  static std::string iso_time(std::time_t time) {
+  std::string iso_time(std::time_t time) const {
+    if (rules.no_times) return "lately";
     std::tm parts{};
     ::gmtime_r(&time, &parts);
     std::array<char, 40> buffer{};

@@ -92,12 +92,12 @@ class s3_call final : public http_call {
   /// Full jitter, at least what the server asks for, once a token is there.
   [[nodiscard]] pause_or_end retry(bool use_retry_after);
   static bool once(bool& tried) noexcept { return !std::exchange(tried, true); }
-  [[nodiscard]] bool adopt_time();
-  /// From now on bodies are signed, this one among them: false where that is no help.
   /// The service's clock, in seconds since 1970, where its answer tells.
   [[nodiscard]] std::optional<std::int64_t> their_time() const;
   /// By more than minutes from what is signed.
   [[nodiscard]] bool clock_differs() const;
+  [[nodiscard]] bool adopt_time();
+  /// From now on bodies are signed, this one among them: false where that is no help.
   [[nodiscard]] bool sign_bodies();
 
   [[nodiscard]] bool google() const noexcept { return service_->options.dialect == s3_dialect::google; }

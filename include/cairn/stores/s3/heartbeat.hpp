@@ -80,7 +80,7 @@ class heartbeat {
 };
 
 /// Whether an upload is the sign of a process that lives: as this host knows, else by the age of the last
-/// sign, both times by the service's clock. Where the service refuses to say that, it lives, which a line on stderr says
+/// sign, both times by the service's clock. Where the service does not say that, it lives, which a line on stderr says
 /// once.
 [[nodiscard]] bool has_heartbeat(s3_bucket& bucket, const open_upload& upload);
 

@@ -97,6 +97,7 @@ CAIRN_BODY void s3_call::make() {
   epoch_ = transport_.window().epoch();
   taken_ = service_->credentials.get(*service_->clock, refused_credentials_);
   refused_credentials_.reset();
+  const auto now = service_->clock->unix_time();
 
   const auto& signer = service_->signer;
   auto to_sign = request_.headers;
@@ -247,12 +248,12 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_refusal() {
   };
 
   if (is({"RequestTimeTooSkewed"})) return once(skew_tried_) && adopt_time() ? pause_or_end(0) : std::nullopt;
-  const bool nameless = code.empty() && (status == 400 || status == 403) && request_.method == "HEAD";
-  if (is({"ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken",
   // An answer to HEAD names nothing: the clock is what can be looked at.
   if (code.empty() && status == 403 && request_.method == "HEAD" && clock_differs() && once(skew_tried_) &&
       adopt_time())
     return std::chrono::nanoseconds(0);
+  const bool nameless = code.empty() && (status == 400 || status == 403) && request_.method == "HEAD";
+  if (is({"ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken",
           "TokenRefreshRequired"}) ||
       nameless) {
     if (!once(credentials_tried_)) return std::nullopt;

@@ -182,18 +182,16 @@ CAIRN_BODY void heartbeat::repeat() noexcept {
   }
 }
 
-/// Says once for a store that it is not told who lives, and what that costs.
-inline void warn_of_hidden_signs(s3_bucket& bucket, const s3_call& refused) {
+/// Says once for a store that it is not told who lives, `why`, and what that costs.
+inline void warn_of_hidden_signs(s3_bucket& bucket, const s3_call& look, const char* why) {
   if (bucket.client.service().told_of_hidden_signs.exchange(true)) return;
-  const bool forbidden = refused.status == 401 || refused.status == 403;
-  const auto* const what = forbidden ? "the credentials lack the right s3:ListMultipartUploadParts on it"
-                                     : "the service refuses ListParts";
+  const auto what = look.fine() ? "status " + std::to_string(look.status) : look.last_failure();
   std::fprintf(
       stderr,
       "cairn: %s: whether the process that shows itself by it lives is not told (%s): %s. Such processes "
       "of other hosts are taken for living ones, so that a run waits for saves that a dead one began, and "
       "what a dead one read stays, until somebody, or a lifecycle rule, aborts this upload\n",
-      bucket.client.place(refused.request().key).c_str(), refused.last_failure().c_str(), what);
+      bucket.client.place(look.request().key).c_str(), what.c_str(), why);
 }
 
 CAIRN_BODY bool has_heartbeat(s3_bucket& bucket, const open_upload& upload) {
@@ -219,15 +217,23 @@ CAIRN_BODY bool has_heartbeat(s3_bucket& bucket, const open_upload& upload) {
     // That a service has no time says nothing of it, nor that we may not look: who is not known to be dead lives.
     const bool busy =
         call->status == 408 || call->status == 429 || (call->status >= 500 && call->status != 501);
-    if (!busy) return warn_of_hidden_signs(bucket, *call), true;
+    const bool forbidden = call->status == 401 || call->status == 403;
+    if (!busy)
+      return warn_of_hidden_signs(bucket, *call,
+                                  forbidden
+                                      ? "the credentials lack the right s3:ListMultipartUploadParts on it"
+                                      : "the service refuses ListParts"),
+             true;
   }
   bucket.client.require(*call, "looking for a writer's signs of life");
   const auto date = call->header("date");
   const auto now = date ? ::curl_getdate(std::string(*date).c_str(), nullptr) : -1;
-  auto last = time_of_iso(upload.begun).value_or(0);
+  if (now <= 0) return warn_of_hidden_signs(bucket, *call, "its answer has no Date, or more than one"), true;
+  auto last = time_of_iso(upload.begun);
   for (const auto& part : call->document().children)
-    if (part.name == "Part") last = std::max(last, time_of_iso(part.text_of("LastModified")).value_or(0));
-  return now > 0 && now - last <= heartbeat_timeout.count();
+    if (part.name == "Part") last = time_of_iso(part.text_of("LastModified"));  // its only one
+  if (!last) return warn_of_hidden_signs(bucket, *call, "its answers have no times that can be read"), true;
+  return now - *last <= heartbeat_timeout.count();
 }
 
 }  // namespace detail
