@@ -521,6 +521,45 @@ TEST_CASE(
   CHECK(one.other.live_writers("lease-").size() == 1);
 }
 
+TEST_CASE("a sign of life whose first answer was lost is shown once, and taken back as a whole") {
+  for (const bool used_before : {false, true}) {
+    CAPTURE(used_before);
+    s3::server server{service()};
+    const auto clock = std::make_shared<cairn_test::quick_clock>();
+    auto options = s3::own_bucket_at(server.endpoint());
+    options.max_attempts = 2;
+    cairn::s3_store store{options, s3::credentials_of(first), clock};
+    // libcurl itself tries again where the connection was used before.
+    if (used_before) CHECK(store.list("").empty());
+    server.faults.add("lost_reply CreateMultipartUpload first");
+    {
+      const auto sign = store.show("lease");
+      CHECK(server.count("CreateMultipartUpload") == 2);
+      CHECK(server.objects().uploads() == 1);
+    }
+    CHECK(server.objects().uploads() == 0);
+    // The others can be ended only later.
+    server.faults.add("lost_reply CreateMultipartUpload first");
+    server.faults.add("error ListMultipartUploads all status=403 code=AccessDenied");
+    {
+      const auto sign = store.show("lease");
+      CHECK(server.objects().uploads() == 2);
+      server.faults.clear();
+      // Its thread may not wait yet.
+      CHECK(await([&, looks = 0]() mutable {
+        if (looks++ % 100 == 0 && server.count("UploadPart") == 0)
+          clock->skipped += std::chrono::nanoseconds(8s).count();
+        return server.objects().uploads() == 1;
+      }));
+    }
+    CHECK(server.objects().uploads() == 0);
+    CHECK(server.count("ListMultipartUploads") == 3);
+    server.faults.add("lost_reply CreateMultipartUpload all");
+    CHECK_THROWS_AS(static_cast<void>(store.show("lease")), cairn::storage_error);
+    CHECK(server.objects().uploads() == 0);
+  }
+}
+
 TEST_CASE("a sign of life counts from when it was sent, not from its answer") {
   s3::server server{service()};
   const auto clock = std::make_shared<standing_clock>();

@@ -83,7 +83,8 @@ class s3_bucket {
                                                 const std::string& after = "");
 
   /// All uploads below a prefix that were begun and not ended.
-  [[nodiscard]] std::vector<open_upload> uploads(const std::string& prefix);
+  [[nodiscard]] std::vector<open_upload> uploads(const std::string& prefix, const s3_deadline& until = {},
+                                                 bool urgent = false);
   /// The same below any of several, by one request where the bucket has few besides.
   [[nodiscard]] std::vector<open_upload> uploads(std::span<const std::string> prefixes);
 
@@ -122,7 +123,8 @@ class s3_bucket {
     friend auto operator<=>(const upload_marker&, const upload_marker&) = default;
   };
   [[nodiscard]] upload_marker add_uploads(const std::string& prefix, const upload_marker& from,
-                                          std::vector<open_upload>& found);
+                                          std::vector<open_upload>& found, const s3_deadline& until = {},
+                                          bool urgent = false);
   static std::optional<std::string> decoded(std::string_view text, bool encoded);
   static std::optional<std::string> key_of(const xml_element& e, bool encoded);
 

@@ -64,11 +64,17 @@ class heartbeat {
   [[nodiscard]] std::shared_ptr<s3_call> run(s3_request r, bool may_cancel,
                                              std::unique_lock<std::mutex>& lock);
   void repeat() noexcept;
+  /// Sends the sign, or begins it again where it was removed.
+  void show_again(std::unique_lock<std::mutex>& lock);
+  /// Ends uploads of which an answer that was lost would have told: they count like this one, and nobody else ends
+  /// them.
+  void end_others() noexcept;
   [[nodiscard]] s3_clock::time_point now() const noexcept;
 
   std::shared_ptr<s3_bucket> bucket_;
   std::string key_;
   std::string id_;
+  bool has_others_ = false;  // perhaps: of the thread, while it runs
   std::mutex mutex_;
   std::condition_variable ended_;
   bool ending_ = false;

@@ -60,6 +60,8 @@ class http_attempt {
 
   // No exception may cross libcurl's frames.
   static std::size_t on_header(char* data, std::size_t, std::size_t bytes, void* self) noexcept;
+  static int on_send(void* self, char* their_address, char* our_address, int their_port,
+                     int our_port) noexcept;
   static std::size_t on_answer(char* data, std::size_t, std::size_t bytes, void* self) noexcept;
   static std::size_t on_body(char* to, std::size_t, std::size_t room, void* self) noexcept;
   static int on_rewind(void* self, curl_off_t offset, int origin) noexcept;
@@ -70,6 +72,7 @@ class http_attempt {
   std::size_t piece_ = 0;  // of the body, and the place in it
   std::size_t place_ = 0;
   std::size_t header_bytes_ = 0;
+  bool sent_ = false;
   bool refused_ = false;
   std::array<char, CURL_ERROR_SIZE> words_{};
 };

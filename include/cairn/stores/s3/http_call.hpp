@@ -90,8 +90,9 @@ class http_call {
   // Of the last attempt.
   http_end end = http_end::unmade;
   long status = 0;
-  name_values answer_headers;                 ///< names in lower case
-  std::string detail;                         ///< what the transport says of a failure
+  bool sent_again = false;     ///< it went out twice, and only the second time was answered, if at all
+  name_values answer_headers;  ///< names in lower case
+  std::string detail;          ///< what the transport says of a failure
   std::chrono::nanoseconds to_first_byte{0};  ///< of the answer, after the request went out
   std::chrono::nanoseconds after_it{0};       ///< of the answer, after that
   certificate_problem certificate = certificate_problem::none;

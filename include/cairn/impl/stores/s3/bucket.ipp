@@ -217,8 +217,9 @@ CAIRN_BODY std::vector<listed_object> s3_bucket::list(thread_pool& pool, const s
 
 CAIRN_BODY s3_bucket::upload_marker s3_bucket::add_uploads(const std::string& prefix,
                                                            const upload_marker& from,
-                                                           std::vector<open_upload>& found) {
-  s3_request r{.method = "GET"};
+                                                           std::vector<open_upload>& found,
+                                                           const s3_deadline& until, bool urgent) {
+  s3_request r{.method = "GET", .urgent = urgent, .until = until};
   r.query = {{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}, {"max-uploads", "1000"}};
   if (!from.key.empty()) r.query.emplace_back("key-marker", from.key);
   if (!from.id.empty()) r.query.emplace_back("upload-id-marker", from.id);
@@ -238,11 +239,12 @@ CAIRN_BODY s3_bucket::upload_marker s3_bucket::add_uploads(const std::string& pr
   return next;
 }
 
-CAIRN_BODY std::vector<open_upload> s3_bucket::uploads(const std::string& prefix) {
+CAIRN_BODY std::vector<open_upload> s3_bucket::uploads(const std::string& prefix, const s3_deadline& until,
+                                                       bool urgent) {
   std::vector<open_upload> found;
   std::set<upload_marker> seen;
   for (upload_marker next;;) {
-    next = add_uploads(prefix, next, found);
+    next = add_uploads(prefix, next, found, until, urgent);
     if (next.key.empty()) return found;
     if (!seen.insert(next).second) fail_answer("a listing that never ends");
   }

@@ -70,6 +70,7 @@ CAIRN_BODY void s3_call::prepare() {
 
 CAIRN_BODY std::optional<std::chrono::nanoseconds> s3_call::judge() {
   attempt_began_.store(0, std::memory_order_relaxed);
+  uncertain_ = uncertain_ || sent_again;
   const auto pause = request_.opens_connection ? std::nullopt : verdict();
   fine_ = !pause && fine_;
   return pause;

@@ -86,8 +86,15 @@ CAIRN_BODY std::string host_tag() {
 CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::string& key)
     : bucket_(std::move(bucket)), key_(key + "." + own_tag() + std::string(sign_ending)) {
   const auto call = bucket_->client.run(beginning());
-  id_ = bucket_->begun(*call, "announcing of a save");
+  has_others_ = call->uncertain();
+  try {
+    id_ = bucket_->begun(*call, "announcing of a save");
+  } catch (...) {
+    end_others();
+    throw;
+  }
   seen_at_.store(call->sent_at());
+  end_others();
   // Where there is no thread, it is seen all the same, for a while.
   static_cast<void>(thread_.start("cairn heartbeat", [this] { repeat(); }));
 }
@@ -110,6 +117,7 @@ CAIRN_BODY heartbeat::~heartbeat() {
     }
   }
   bucket_->closed(id_);
+  end_others();
 }
 
 CAIRN_BODY s3_clock::time_point heartbeat::now() const noexcept {
@@ -160,25 +168,47 @@ CAIRN_BODY void heartbeat::repeat() noexcept {
   std::unique_lock lock(mutex_);
   while (pause(lock)) {
     try {
-      static constexpr std::array<std::byte, 1> mark{};
-      s3_request r{.method = "PUT", .key = key_, .urgent = true};
-      r.query = {{"partNumber", "1"}, {"uploadId", id_}};
-      bucket_->client.set_body(r, {std::span<const std::byte>(mark)}, false);
-      const auto begun = now();
-      const auto call = run(std::move(r), true, lock);
-      if (call->fine()) {
-        // One that comes too late undoes nothing: others may have taken this process for dead until then.
-        if (was_lost()) lost_.store(true);
-        seen_at_.store(begun);
-        continue;
-      }
-      if (call->end != http_end::answered || call->status != 404 || ending_) continue;
-      lost_.store(true);
-      bucket_->closed(id_);
-      // An upload that was begun and is not known would stand for this process until it ends.
-      id_ = bucket_->begun(*run(beginning(), false, lock), "announcing of a save");
+      show_again(lock);
     } catch (...) {  // the next one may come through
     }
+    if (ending_) return;
+    lock.unlock();
+    end_others();
+    lock.lock();
+  }
+}
+
+CAIRN_BODY void heartbeat::show_again(std::unique_lock<std::mutex>& lock) {
+  static constexpr std::array<std::byte, 1> mark{};
+  s3_request r{.method = "PUT", .key = key_, .urgent = true};
+  r.query = {{"partNumber", "1"}, {"uploadId", id_}};
+  bucket_->client.set_body(r, {std::span<const std::byte>(mark)}, false);
+  const auto begun = now();
+  const auto call = run(std::move(r), true, lock);
+  if (call->fine()) {
+    // One that comes too late undoes nothing: others may have taken this process for dead until then.
+    if (was_lost()) lost_.store(true);
+    seen_at_.store(begun);
+    return;
+  }
+  if (call->end != http_end::answered || call->status != 404 || ending_) return;
+  lost_.store(true);
+  bucket_->closed(id_);
+  // An upload that was begun and is not known would stand for this process until it ends.
+  const auto again = run(beginning(), false, lock);
+  has_others_ = has_others_ || again->uncertain();
+  id_ = bucket_->begun(*again, "announcing of a save");
+}
+
+CAIRN_BODY void heartbeat::end_others() noexcept {
+  if (!has_others_) return;
+  try {
+    const auto until = request_deadline();
+    for (const auto& upload : bucket_->uploads(key_, until, true))
+      if (upload.key == key_ && !bucket_->lives(upload.id) && upload.id != id_)
+        bucket_->abort(key_, upload.id, until, true);
+    has_others_ = false;
+  } catch (...) {  // after the next sign, or at the end
   }
 }
 

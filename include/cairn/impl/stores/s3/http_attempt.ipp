@@ -99,6 +99,8 @@ CAIRN_BODY void http_attempt::set_up(const http_settings& settings, bool fresh_c
   ::curl_easy_setopt(e, CURLOPT_HEADERDATA, this);
   ::curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, &http_attempt::on_answer);
   ::curl_easy_setopt(e, CURLOPT_WRITEDATA, this);
+  ::curl_easy_setopt(e, CURLOPT_PREREQFUNCTION, &http_attempt::on_send);
+  ::curl_easy_setopt(e, CURLOPT_PREREQDATA, this);
   ::curl_easy_setopt(e, CURLOPT_PRIVATE, this);
   ::curl_easy_setopt(e, CURLOPT_ERRORBUFFER, words_.data());
   if (call_->has_body) {
@@ -175,6 +177,13 @@ CAIRN_BODY std::size_t http_attempt::on_header(char* data, std::size_t, std::siz
   } catch (...) {
     return 0;
   }
+}
+
+CAIRN_BODY int http_attempt::on_send(void* self, char*, char*, int, int) noexcept {
+  // libcurl sends it once more by itself where a connection that was used before ends without an answer.
+  auto& a = *static_cast<http_attempt*>(self);
+  a.call_->sent_again = std::exchange(a.sent_, true);
+  return CURL_PREREQFUNC_OK;
 }
 
 CAIRN_BODY std::size_t http_attempt::on_answer(char* data, std::size_t, std::size_t bytes,

@@ -153,6 +153,7 @@ CAIRN_BODY void http_transport::start(std::shared_ptr<http_call> call, s3_clock:
       call->until_ = std::min(now + call->timeout, call->latest);
     }
     call->status = 0;
+    call->sent_again = false;
     call->answer_headers.clear();
     call->detail.clear();
     call->end = http_end::unmade;
