@@ -318,6 +318,26 @@ TEST_CASE("parts that are sent from where they lie wait with their writer, not i
   }
 }
 
+TEST_CASE("an object is begun while parts of another one are not answered") {
+  s3::server server{s3::quick_server()};
+  auto o = s3::own_bucket_at(server.endpoint());
+  o.in_flight = 1;
+  o.part_bytes = part;
+  auto store = store_with(o);
+  server.faults.add("gather UploadPart all count=1000 ms=10000");
+  const auto one = pattern(part, 1);
+  auto held = store.create("held", 2 * part);
+  const cairn::write_range piece{0, one};
+  held.write_stable({&piece, 1});
+  for (const std::size_t bytes : {std::size_t{100}, 2 * part}) {
+    CAPTURE(bytes);
+    auto other = store.create("other", bytes);
+    for (const auto& entry : server.journal())
+      if (entry.operation == "UploadPart") CHECK(entry.ended.count() == 0);
+  }
+  server.release();
+}
+
 TEST_CASE("a part is sent as soon as its bytes are there, before the rest") {
   s3::server server{s3::quick_server()};
   auto store = store_with(s3::own_bucket_at(server.endpoint()));

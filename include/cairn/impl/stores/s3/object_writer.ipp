@@ -66,7 +66,8 @@ CAIRN_BODY s3_upload::~s3_upload() {
 CAIRN_BODY void s3_upload::begin() {
   auto& client = bucket_->client;
   const auto group = std::make_shared<call_group>();
-  const auto look = client.begin({.method = "HEAD", .key = key_, .until = until_}, group);
+  // The caller has told no deadline yet: behind parts that nobody answers it would wait for theirs.
+  const auto look = client.begin({.method = "HEAD", .key = key_, .urgent = true, .until = until_}, group);
   try {
     if (size_hint_ > part_bytes_) begin_upload();
     group->wait();
@@ -297,6 +298,7 @@ CAIRN_BODY void s3_upload::begin_upload(bool with_checksums) {
     s3_request r{.method = "POST", .key = key_};
     r.query = {{"uploads", ""}};
     r.root = "InitiateMultipartUploadResult";
+    r.urgent = true;
     r.until = until_;
     r.headers.emplace_back(bucket_->client.token_header(), token_);
     if (named) r.headers.emplace_back("x-amz-checksum-algorithm", whole ? "CRC64NVME" : "CRC32C");
