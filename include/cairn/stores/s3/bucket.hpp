@@ -61,7 +61,7 @@ class s3_bucket {
 
   s3_client client;
   part_buffers buffers;
-  call_group parts;  ///< of all uploads, that were submitted and have not ended
+  call_group sent_parts;  ///< of all uploads, that were submitted and have not ended
 
   // --- What is known of objects, so that ranges are asked for with their ETag.
   [[nodiscard]] std::optional<s3_object> known(const std::string& key);

@@ -249,22 +249,22 @@ CAIRN_BODY std::vector<std::span<const std::byte>> s3_upload::assembled(waiting_
 
 CAIRN_BODY void s3_upload::await_turn() const {
   // Any number of them could be submitted, but what is begun later would wait for all.
-  if (!bucket_->parts.wait_until(until_, 2 * bucket_->client.options().in_flight - 1)) fail_late();
+  if (!bucket_->sent_parts.wait_until(until_, 2 * bucket_->client.options().in_flight - 1)) fail_late();
 }
 
 CAIRN_BODY void s3_upload::begin_part(std::uint64_t index, s3_request r, const std::function<void()>& done) {
   const auto on_end = [shared = shared_, bucket = bucket_.get(), done](const s3_call& call) {
     if (!call.fine()) shared->failed.store(true);
     if (done) done();
-    bucket->parts.end();
+    bucket->sent_parts.end();
   };
-  bucket_->parts.begin();
+  bucket_->sent_parts.begin();
   try {
     sent_[index].call = bucket_->client.begin(std::move(r), shared_->group, on_end);
   } catch (...) {
     sent_.erase(index);
     if (done) done();
-    bucket_->parts.end();
+    bucket_->sent_parts.end();
     throw;
   }
 }
