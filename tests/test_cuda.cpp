@@ -258,7 +258,7 @@ TEST_CASE(
       cairn::checkpointer ckpt{store, stager_type({}, engine(engine_options{})),
                                cairn::checkpointer_options{.quiet = true}};
       cairn::state_dict state;
-      for (const std::uint64_t i : {0, 1}) {
+      for (std::uint64_t i = 0; i < 2; ++i) {
         auto* const data = both.bytes().data() + i * bytes;
         std::memset(data, static_cast<int>(i + 1), bytes);
         auto view = cairn::contiguous_view(data, cairn::dtype::u8, {static_cast<std::int64_t>(bytes)});
@@ -270,7 +270,7 @@ TEST_CASE(
       std::memset(both.bytes().data(), 0, 2 * bytes);
       ckpt.load(state, 1);
       gpu::synchronize();
-      for (const std::uint64_t i : {0, 1}) {
+      for (std::uint64_t i = 0; i < 2; ++i) {
         const auto part = both.bytes().subspan(i * bytes, bytes);
         CHECK(std::all_of(part.begin(), part.end(), [&](auto b) { return b == std::byte(i + 1); }));
       }
