@@ -20,6 +20,13 @@
 #include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/scratch_directory.hpp>
+#include <support/still_threads.hpp>
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -900,6 +907,56 @@ TEST_CASE("a trainer shows that it lives, that it has ended, and that it has die
   CHECK(train() == 3);  // the next run tidies up
   CHECK(signs().size() == 1);
   CHECK(signs()[0] != sign);
+}
+
+TEST_CASE("who may only read the directory, or sees it read-only, sees that the trainer lives") {
+  if (::geteuid() != 0) {
+    MESSAGE("skipped: another user and a mount need root");
+    return;
+  }
+  scratch_directory directory;
+  REQUIRE(::chmod(directory.path().c_str(), 0755) == 0);
+  std::vector<float> w(10);
+  cairn::state_dict state;
+  state.tensor("w", w, {10});
+  auto announced = quiet();
+  announced.announce_run = true;
+  cairn::checkpointer trainer{cairn::file_store{directory.path()}, announced};
+  trainer.save(state, 1).wait();
+  constexpr int cannot = 100;
+  const auto end_seen_by = [&](auto become) {
+    await_still_threads();
+    const auto child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      try {
+        if (!become()) ::_exit(cannot);
+        cairn::checkpointer ckpt{cairn::file_store{directory.path()}, cairn::read_only{}, quiet()};
+        auto steps = ckpt.follow({.gone_after = std::chrono::nanoseconds(0), .stop = [] { return true; }});
+        if (steps.next() != 1 || steps.next()) ::_exit(cannot + 1);
+        ::_exit(static_cast<int>(steps.why()));
+      } catch (...) {
+        ::_exit(cannot + 2);
+      }
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFEXITED(status));
+    return WEXITSTATUS(status);
+  };
+  CHECK(end_seen_by([] {
+          return ::setresgid(61'321, 61'321, 61'321) == 0 && ::setresuid(61'321, 61'321, 61'321) == 0;
+        }) == static_cast<int>(cairn::follow_end::stopped));
+  const auto mounted = end_seen_by([&] {
+    const auto* path = directory.path().c_str();
+    return ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           ::mount(path, path, nullptr, MS_BIND, nullptr) == 0 &&
+           ::mount(nullptr, path, nullptr, MS_BIND | MS_REMOUNT | MS_RDONLY, nullptr) == 0;
+  });
+  if (mounted == cannot)
+    MESSAGE("skipped: no mount can be made here");
+  else
+    CHECK(mounted == static_cast<int>(cairn::follow_end::stopped));
 }
 
 TEST_CASE("who is always behind the trainer and never waits knows that it has ended, too") {

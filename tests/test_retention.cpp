@@ -7,6 +7,7 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -527,6 +528,57 @@ TEST_CASE("a leased checkpoint stays until the lease ends, and remove() names th
     CHECK(e.id() == cairn::error_id::storage_not_committed);
   }
   CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000004"});
+}
+
+TEST_CASE("the lease of another user, whose file a trainer may not write, keeps its checkpoint") {
+  if (::geteuid() != 0) {
+    MESSAGE("skipped: a process of another user needs root");
+    return;
+  }
+  const scratch_directory directory(memory_disk());
+  REQUIRE(::chmod(directory.path().c_str(), 0777) == 0);
+  int saved[2], leased[2];
+  REQUIRE(::pipe(saved) == 0);
+  REQUIRE(::pipe(leased) == 0);
+  char signal = 0;
+  cairn_test::await_still_threads();
+  const auto child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    int result = 9;
+    try {
+      ::close(leased[1]);
+      if (::setresgid(61'321, 61'321, 61'321) != 0 || ::setresuid(61'321, 61'321, 61'321) != 0) ::_exit(8);
+      small_state t;
+      cairn::checkpointer trainer{cairn::file_store{directory.path()}, cairn::keep_last(1), quiet};
+      trainer.save(t.state, 1).wait();
+      if (::write(saved[1], &signal, 1) != 1 || ::read(leased[0], &signal, 1) != 1) ::_exit(7);
+      trainer.save(t.state, 2).wait();
+      trainer.save(t.state, 3).wait();
+      result = trainer.list() == steps{1, 3} ? 0 : 1;
+      if (::write(saved[1], &signal, 1) != 1 || ::read(leased[0], &signal, 1) != 1) ::_exit(6);
+      trainer.save(t.state, 4).wait();
+      result |= trainer.list() == steps{4} ? 0 : 2;
+    } catch (...) {
+    }
+    ::_exit(result);
+  }
+  ::close(saved[1]);
+  ::close(leased[0]);
+  if (::read(saved[0], &signal, 1) == 1) {
+    cairn::checkpointer evaluator{cairn::file_store{directory.path()}, quiet};
+    auto lease = evaluator.lease(1);
+    CHECK(lease.held());
+    CHECK(::write(leased[1], &signal, 1) == 1);
+    CHECK(::read(saved[0], &signal, 1) == 1);
+    lease.release();
+    CHECK(::write(leased[1], &signal, 1) == 1);
+  }
+  ::close(leased[1]);
+  ::close(saved[0]);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("a load and a resume keep what they read from being removed") {

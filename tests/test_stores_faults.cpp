@@ -374,6 +374,120 @@ TEST_CASE("leftovers are the files of dead writers only") {
   CHECK(s.size("step/alive") == 0);
 }
 
+TEST_CASE("who may not write a file sees by its lock all the same whether its writer lives") {
+  const scratch_directory directory;
+  cairn::file_store others{directory.path()};
+  auto alive = others.create("step/alive", 0);
+  auto finished = others.create("finished", 0);
+  finished.finish();
+  const std::string dead = "step/dead.0123456789abcdef.part";
+  faulty_file_system<> fs;
+  real_store s{directory.path(), {}, fs};
+  const auto forbidding = [&](int error, bool to_read, auto call) {
+    fs.fail({.call = file_call::open, .k = 1, .error = error, .for_ever = to_read});
+    auto result = call();
+    CHECK(fs.hits() > 0);
+    fs.heal();
+    return result;
+  };
+  const auto living = [&] { return s.live_writers("step/alive"); };
+  const auto left = [&] { return s.leftovers("step/"); };
+  for (const int error : {EACCES, EPERM, EROFS}) {
+    CAPTURE(error);
+    REQUIRE(forbidding(error, false, living).size() == 1);
+    const auto key = living()[0];
+    CHECK(forbidding(error, false, left).empty());
+    CHECK(forbidding(error, false, [&] { return s.writer_lives("finished"); }));
+    CHECK(forbidding(error, false, [&] { return thrown([&] { s.discard(key); }); }) ==
+          error_id::storage_exists);
+  }
+  // One that may not even be read may be a living writer's.
+  const auto key = living()[0];
+  CHECK(forbidding(EACCES, true, living) == std::vector{key});
+  CHECK(forbidding(EACCES, true, left).empty());
+  CHECK(forbidding(EACCES, true, [&] { return thrown([&] { s.discard(key); }); }) ==
+        error_id::storage_exists);
+  alive.finish();
+
+  REQUIRE(::close(::open((directory.path() + "/" + dead).c_str(), O_CREAT | O_RDWR, 0644)) == 0);
+  CHECK(forbidding(EACCES, false, [&] { return s.live_writers("step/"); }).empty());
+  CHECK(forbidding(EACCES, false, left) == std::vector{dead});
+  CHECK_FALSE(forbidding(EACCES, false, [&] { return thrown([&] { s.discard(dead); }); }).has_value());
+  CHECK(left().empty());
+}
+
+TEST_CASE("an error while a lock is asked for is told, and nothing is removed") {
+  const scratch_directory directory;
+  cairn::file_store others{directory.path()};
+  auto alive = others.create("step/alive", 0);
+  others.put_new("step/whole", {});
+  faulty_file_system<> fs;
+  real_store s{directory.path(), {}, fs};
+  const auto key = s.live_writers("").at(0);
+  struct row {
+    file_call call;
+    int error;
+    error_id id;
+  };
+  const row rows[] = {
+      {file_call::open, EMFILE, error_id::storage_limit},
+      {file_call::open, ENFILE, error_id::storage_limit},
+      {file_call::open, EIO, error_id::storage_io},
+      {file_call::open, ENOMEM, error_id::storage_out_of_memory},
+      {file_call::lock, EIO, error_id::storage_io},
+      {file_call::lock, ENOLCK, error_id::storage_io},
+      {file_call::lock, EINTR, error_id::storage_io},
+      {file_call::open_directory, EIO, error_id::storage_io},
+  };
+  for (const auto& row : rows) {
+    CAPTURE(static_cast<int>(row.call));
+    CAPTURE(row.error);
+    const auto error_of = [&](auto call) {
+      fs.fail({.call = row.call, .k = 1, .error = row.error, .for_ever = true});
+      const auto id = thrown(call);
+      CHECK(fs.hits() > 0);
+      fs.heal();
+      return id;
+    };
+    CHECK(error_of([&] { static_cast<void>(s.live_writers("")); }) == row.id);
+    CHECK(error_of([&] { static_cast<void>(s.leftovers("")); }) == row.id);
+    CHECK(error_of([&] { static_cast<void>(s.writer_lives("step/whole")); }) == row.id);
+    CHECK(error_of([&] { s.discard(key); }) == row.id);
+    CHECK(s.live_writers("") == std::vector{key});
+  }
+  // A signal alone hides nothing, and what is gone has no writer.
+  fs.fail({.call = file_call::lock, .error = EINTR});
+  CHECK(s.live_writers("") == std::vector{key});
+  for (const auto call : {file_call::open, file_call::lock}) {
+    fs.fail({.call = call, .error = ESTALE});
+    CHECK(s.live_writers("").empty());
+    fs.fail({.call = call, .error = ESTALE});
+    CHECK(s.leftovers("").empty());
+  }
+  fs.heal();
+
+  fs.fail({.call = file_call::lock, .error = EIO});  // nobody would see that this writer lives
+  CHECK(thrown([&] { static_cast<void>(s.create("other", 0)); }) == error_id::storage_io);
+  fs.heal();
+  CHECK(s.leftovers("").empty());
+  alive.finish();
+}
+
+TEST_CASE("where there are no locks at all every unfinished file counts as a dead writer's") {
+  const scratch_directory directory;
+  for (const int error : {ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL}) {
+    CAPTURE(error);
+    faulty_file_system<> fs;
+    fs.fail({.call = file_call::lock, .error = error, .for_ever = true});
+    real_store s{directory.path(), {}, fs};
+    auto writer = s.create("alive", 0);
+    CHECK(s.live_writers("").empty());
+    const auto left = s.leftovers("");
+    REQUIRE(left.size() == 1);
+    CHECK_FALSE(thrown([&] { s.discard(left[0]); }).has_value());
+  }
+}
+
 TEST_CASE("no symbolic link and no pipe below the root is followed") {
   const scratch_directory directory;
   const scratch_directory outside;

@@ -301,9 +301,10 @@ std::vector<std::string> basic_file_store<F>::leftovers(std::string_view prefix)
   std::vector<std::string> found;
   detail::file_names(*tree_).visit(
       prefix, [&](auto& directory, const std::string& key, std::string_view name) {
-        if (!detail::is_part_name(name)) return;
-        const auto file = detail::file_names(*tree_).lockable(directory, std::string(name));
-        if (file) found.push_back(key);
+        using names = detail::file_names<F>;
+        if (detail::is_part_name(name) &&
+            names(*tree_).ask(directory, std::string(name), key).of == names::writer::dead)
+          found.push_back(key);
       });
   detail::sort(found);
   return found;
@@ -314,7 +315,9 @@ std::vector<std::string> basic_file_store<F>::live_writers(std::string_view pref
   std::vector<std::string> found;
   detail::file_names(*tree_).visit(
       prefix, [&](auto& directory, const std::string& key, std::string_view name) {
-        if (detail::is_part_name(name) && detail::file_names(*tree_).locked(directory, std::string(name)))
+        using names = detail::file_names<F>;
+        if (detail::is_part_name(name) &&
+            names(*tree_).ask(directory, std::string(name), key).of == names::writer::lives)
           found.push_back(key);
       });
   detail::sort(found);
@@ -327,7 +330,10 @@ bool basic_file_store<F>::writer_lives(std::string_view key) {
   const auto where = detail::split(key);
   int error = 0;
   const auto directory = tree_->open_directory(where.directory, error);
-  return error == 0 && detail::file_names(*tree_).locked(directory, std::string(where.name));
+  if (error == -ENOENT || error == -ENOTDIR || error == -ELOOP) return false;
+  if (error < 0) detail::fail_io(-error, "open of the directory", tree_->path_of(where.directory));
+  using names = detail::file_names<F>;
+  return names(*tree_).ask(directory, std::string(where.name), key).of == names::writer::lives;
 }
 
 template <FileSystem F>
@@ -344,13 +350,15 @@ void basic_file_store<F>::discard(std::string_view key) {
   file_status s;
   if (tree_->fs.status_at(directory.get(), std::string(where.name).c_str(), s) == -ENOENT)
     return detail::file_names(*tree_).unlink(key);
-  auto file = detail::file_names(*tree_).lockable(
-      directory, std::string(where.name));  // kept, so that nobody else takes it for his
-  if (!file)
+  using names = detail::file_names<F>;
+  // Its file is kept open, so that nobody else takes it for his.
+  auto asked = names(*tree_).ask(directory, std::string(where.name), key);
+  if (asked.of == names::writer::no_file) return;
+  if (asked.of == names::writer::lives)
     fail(error_id::storage_exists,
          "the unfinished object belongs to a writer that lives: it was not discarded",
          {.file = tree_->path_of(key)});
-  detail::file_names(*tree_).unlink(key, std::move(file));
+  names(*tree_).unlink(key, std::move(asked.file));
 }
 
 template <FileSystem F>

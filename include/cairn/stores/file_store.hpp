@@ -41,7 +41,8 @@ any_storage storage_of_one_rank_over(Store store, any_storage (*make)(any_store)
 ///   fsynced.
 /// - An unfinished object is the file `<key>.<16 hexadecimal digits>.part`, which is locked (F_OFD_SETLK,
 ///   see fcntl(2)) as long as its writer lives; a forked child that holds the descriptor counts as alive.
-///   Where the file system has no locks, leftovers() lists the files of live writers too.
+///   Where the file system has no locks, leftovers() lists the files of live writers too. The writer of a file
+///   that this user may not read counts as living; another error while a lock is asked for is thrown.
 /// - If the last fsync, that of the directory, fails, the call throws; the object is then complete under
 ///   its key, but a power loss may still remove it.
 /// - Large requests bypass the page cache (O_DIRECT, see open(2)) where the file system allows it, except for

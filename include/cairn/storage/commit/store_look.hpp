@@ -32,7 +32,8 @@ struct store_look {
 /// The same of steps alone, or of what begins so.
 [[nodiscard]] store_look look_at_steps(const any_store& store, std::string_view prefix = "step-");
 
-/// Discards an unfinished object; the number of objects that it discarded: 0 if its writer lives after all.
+/// Discards an unfinished object; the number of objects that it discarded: 0 if its writer lives after all,
+/// or its file is another user's and this one may not remove it.
 std::uint64_t discard_if_dead(const any_store& store, const std::string& unfinished);
 /// The unfinished objects whose keys begin with a prefix and whose writers died are discarded; returns their number.
 std::uint64_t discard_dead(const any_store& store, const std::vector<listed_unfinished>& unfinished,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -112,19 +113,33 @@ class file_names {
     }
   }
 
-  /// An unfinished file, locked; nothing if its writer lives or it cannot be opened.
-  [[nodiscard]] handle lockable(const handle& directory, const std::string& name) {
-    const int r = uninterrupted(
-        [&] { return tree_.fs.open_at(directory.get(), name.c_str(), O_RDWR | O_NONBLOCK, 0); });
+  /// What asking for the lock of a file told of its writer.
+  enum class writer : std::uint8_t { dead, lives, no_file };
+  struct asked {
+    writer of;
+    handle file = {};  ///< of a dead writer, locked where the file system has locks
+  };
+  /// A file that this user may not write is opened for reading and gets a shared lock, which keeps its maker
+  /// from taking it as well. Of one that he may not read either the writer counts as living: nobody can tell.
+  /// @throws storage_error where it is not known for another reason
+  [[nodiscard]] asked ask(const handle& directory, const std::string& name, std::string_view key) {
+    const auto open = [&](int flags) {
+      return uninterrupted(
+          [&] { return tree_.fs.open_at(directory.get(), name.c_str(), flags | O_NONBLOCK, 0); });
+    };
+    const auto forbidden = [](int error) { return error == -EACCES || error == -EPERM; };
+    int r = open(O_RDWR);
+    if (forbidden(r) || r == -EROFS) r = open(O_RDONLY);
+    if (forbidden(r)) return {writer::lives};
+    if (r == -ENOENT || r == -ESTALE || r == -ELOOP || r == -ENXIO || r == -EISDIR) return {writer::no_file};
+    if (r < 0) fail_io(-r, "open, to see whether its writer lives,", tree_.path_of(key));
     handle file(tree_.fs, r);
-    if (!file || tree_.fs.try_lock(r) == -EAGAIN) return {};
-    return file;
-  }
-  [[nodiscard]] bool locked(const handle& directory, const std::string& name) {
-    const int r = uninterrupted(
-        [&] { return tree_.fs.open_at(directory.get(), name.c_str(), O_RDWR | O_NONBLOCK, 0); });
-    const handle file(tree_.fs, r);
-    return r >= 0 && tree_.fs.try_lock(r) == -EAGAIN;
+    const int locked = tree_.try_lock(r);
+    if (locked == -EAGAIN) return {writer::lives};
+    if (locked == -ESTALE) return {writer::no_file};
+    if (locked != 0 && !tree_.says_no_locks(locked))
+      fail_io(-locked, "asking for the lock, to see whether its writer lives,", tree_.path_of(key));
+    return {writer::dead, std::move(file)};
   }
 
   /// `held`: the open file, if it is, which is closed once it has lost its name: on NFS its directory is not

@@ -139,7 +139,7 @@ class file_self_test {
       file = handle(tree_.fs, r);
       if (r < 0) return r;
       names_.push_back(name);
-      const int locked = tree_.fs.try_lock(r);
+      const int locked = tree_.try_lock(r);
       // Between open and lock a cleaner may have taken it for the file of a dead writer.
       file_status s;
       if (attempt >= 64 || (locked != -EAGAIN && tree_.fs.status(r, s) == 0 && s.links > 0)) return locked;
@@ -181,7 +181,7 @@ class file_self_test {
     if (first != 0) return note("a lock is given", verdict::weaker, text_of(first), follows);
     const int r = uninterrupted([&] { return tree_.fs.open_at(directory_.get(), name.c_str(), O_RDWR, 0); });
     const handle second(tree_.fs, r);
-    const int again = second ? tree_.fs.try_lock(r) : r;
+    const int again = second ? tree_.try_lock(r) : r;
     note("a lock is seen from a second open", again == -EAGAIN ? verdict::right : verdict::weaker,
          again == -EAGAIN ? "refused, as it must be" : text_of(again), follows);
   }

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -200,6 +202,19 @@ struct file_tree {
     return true;
   }
 
+  /// try_lock() of an open file. The first lock that is given or refused shows that the file system has locks.
+  [[nodiscard]] int try_lock(int file) {
+    const int r = uninterrupted([&] { return fs.try_lock(file); });
+    if (r == 0 || r == -EAGAIN) has_locks_.store(true, std::memory_order_relaxed);
+    return r;
+  }
+  /// Whether this answer of try_lock() says that the file system has no locks. Where one was given or refused
+  /// before, it is an error of the moment.
+  [[nodiscard]] bool says_no_locks(int answer) const noexcept {
+    const bool says = answer == -ENOLCK || answer == -ENOSYS || answer == -EOPNOTSUPP || answer == -EINVAL;
+    return says && !has_locks_.load(std::memory_order_relaxed);
+  }
+
   /// fsync of a directory; file systems that cannot do that and say so need none.
   void sync_directory(const file_handle<F>& directory, std::string_view path) {
     const int r = fs.sync_directory(directory.get());
@@ -341,6 +356,7 @@ struct file_tree {
     return detail::contains(durable_, s.identity);
   }
 
+  std::atomic<bool> has_locks_{false};
   mutable std::mutex mutex_;
   std::string kind_;
   vector<file_identity> durable_;  // directories whose entry is known to be durable

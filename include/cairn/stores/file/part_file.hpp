@@ -54,7 +54,12 @@ class part_file {
           tree.fail_for_mode(-changed, *mode, where_it_is);
         }
       // Between open and lock a cleaner may have taken it for the file of a dead writer.
-      const int locked = tree.fs.try_lock(file_.get());
+      const int locked = tree.try_lock(file_.get());
+      if (locked != 0 && locked != -EAGAIN && locked != -ESTALE && !tree.says_no_locks(locked)) {
+        const auto where_it_is = path();
+        abandon();
+        fail_io(-locked, "lock", where_it_is);
+      }
       file_status s;
       if (locked != -EAGAIN && tree.fs.status(file_.get(), s) == 0 && s.links > 0) {
         identity_ = s.identity;

@@ -65,8 +65,8 @@ struct direct_alignment {
 /// - Handles are non-negative numbers; they are closed on exec. Functions that end in `_at` take the handle
 ///   of a directory and the name of one entry in it, and never follow a symbolic link there.
 /// - `rename_new_at` and `link_at` do not replace: -EEXIST.
-/// - `try_lock` takes an exclusive lock that lives as long as the open file description: -EAGAIN if another
-///   has it.
+/// - `try_lock` takes an exclusive lock that lives as long as the open file description, or a shared one where
+///   that is open for reading alone: -EAGAIN if another has a lock that excludes it.
 /// - `absolute(path)` is the path as it will be used from now on, whatever the working directory becomes.
 /// - `change_mode` sets exactly these permission bits, whatever the umask.
 /// - `kind` tells what file system a handle is on.

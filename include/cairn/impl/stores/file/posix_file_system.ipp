@@ -141,8 +141,10 @@ CAIRN_BODY int posix_file_system::rename_new_at(int directory, const char* from,
 }
 
 CAIRN_BODY int posix_file_system::try_lock(int file) const noexcept {
+  const int flags = ::fcntl(file, F_GETFL);
+  if (flags < 0) return -errno;
   struct flock whole {};
-  whole.l_type = F_WRLCK;
+  whole.l_type = (flags & O_ACCMODE) == O_RDONLY ? F_RDLCK : F_WRLCK;
   whole.l_whence = SEEK_SET;
   const int r = detail::system_code(::fcntl(file, F_OFD_SETLK, &whole));
   return r == -EACCES ? -EAGAIN : r;
