@@ -473,6 +473,26 @@ TEST_CASE("an error while a lock is asked for is told, and nothing is removed") 
   alive.finish();
 }
 
+TEST_CASE(
+    "a writer without a second descriptor for its lock fails before it writes, and else lives until it "
+    "ends") {
+  const scratch_directory directory;
+  cairn::file_store others{directory.path()};
+  faulty_file_system<> fs;
+  real_store s{directory.path(), {}, fs};
+  const auto begin = [&] { return s.create("step/a", 100); };
+  fs.fail({.call = file_call::duplicate, .error = EMFILE});
+  CHECK(thrown([&] { static_cast<void>(begin()); }) == error_id::storage_limit);
+  CHECK(std::filesystem::is_empty(directory.path() + "/step"));
+  auto writer = begin();
+  auto shared = s.share("step/b", 7);
+  fs.fail({.call = file_call::duplicate, .error = EMFILE, .for_ever = true});
+  writer.finish();
+  shared.finish(0);
+  CHECK(others.writer_lives("step/a"));
+  CHECK(others.writer_lives("step/b"));
+}
+
 TEST_CASE("where there are no locks at all every unfinished file counts as a dead writer's") {
   const scratch_directory directory;
   for (const int error : {ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL}) {

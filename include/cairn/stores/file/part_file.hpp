@@ -68,6 +68,13 @@ class part_file {
           abandon();
           tree.fail_for_mode(0, *mode, where_it_is);
         }
+        const int copy = tree.fs.duplicate(file_.get());
+        if (copy < 0) {
+          const auto where_it_is = path();
+          abandon();
+          fail_io(-copy, "dup", where_it_is);
+        }
+        lock_ = file_handle<F>(tree.fs, copy);
         return;
       }
       abandon();
@@ -137,9 +144,7 @@ class part_file {
   template <class CloseOthers>
   [[nodiscard]] bool publish(CloseOthers close_others) {
     if (const int r = tree_->fs.sync(file_.get()); r != 0) tree_->fail_at(-r, "fsync", path(), directory_);
-    // The copy keeps the lock: while close() tells what it has to tell (network file systems report late),
-    // and for those who ask whether the writer lives.
-    lock_ = file_handle<F>(tree_->fs, tree_->fs.duplicate(file_.get()));
+    // `lock_` stays open: close() tells what it has to tell (network file systems report late), and the writer lives.
     for (const int r : {close_others(), file_.close()})
       if (r != 0 && r != -EINTR) tree_->fail_at(-r, "close", path(), directory_);
     const std::string final_name(split(key_).name);
@@ -193,7 +198,7 @@ class part_file {
   std::string name_;
   file_handle<F> directory_;
   file_handle<F> file_;
-  file_handle<F> lock_;
+  file_handle<F> lock_;  // the same open file; made with it, since descriptors may be used up later
   file_identity identity_;
   bool linked_ = false;     // its name is there, for abandon() to remove
   bool published_ = false;  // it has its final name
