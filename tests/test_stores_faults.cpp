@@ -508,6 +508,41 @@ TEST_CASE("where there are no locks at all every unfinished file counts as a dea
   }
 }
 
+TEST_CASE("a file that cannot be opened to be linked or removed is no file that is missing") {
+  const scratch_directory directory;
+  faulty_file_system<> fs;
+  real_store s{directory.path(), {}, fs};
+  s.put_new("step/a", {});
+  const std::pair<int, error_id> rows[] = {{EMFILE, error_id::storage_limit},
+                                           {EACCES, error_id::storage_permission},
+                                           {EIO, error_id::storage_io},
+                                           {ENOMEM, error_id::storage_out_of_memory}};
+  for (const auto call : {file_call::open, file_call::open_directory, file_call::status})
+    for (const auto& [error, id] : rows) {
+      CAPTURE(static_cast<int>(call));
+      CAPTURE(error);
+      fs.fail({.call = call, .error = error});
+      CHECK(thrown([&] { s.link("step/a", "step/b"); }) == id);
+      fs.fail({.call = call, .error = error});
+      CHECK(thrown([&] { static_cast<void>(s.remove_if("step/a", {})); }) == id);
+      fs.heal();
+      CHECK(s.keys("step/", 2) == std::vector<std::string>{"step/a"});
+    }
+  for (const int error : {ENOENT, ELOOP}) {
+    fs.fail({.call = file_call::open, .error = error});
+    CHECK(thrown([&] { s.link("step/a", "step/b"); }) == error_id::storage_not_found);
+  }
+  for (const auto call : {file_call::open, file_call::open_directory}) {
+    fs.fail({.call = call, .error = EMFILE});
+    CHECK_FALSE(s.is_noted_durable("step/a"));
+    fs.fail({.call = call, .error = EMFILE});
+    s.note_durable("step/a");
+  }
+  fs.heal();
+  s.link("step/a", "step/b");
+  CHECK(s.remove_if("step/a", {}));
+}
+
 TEST_CASE("no symbolic link and no pipe below the root is followed") {
   const scratch_directory directory;
   const scratch_directory outside;

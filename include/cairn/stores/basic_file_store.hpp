@@ -280,7 +280,9 @@ void basic_file_store<F>::remove(std::string_view key) {
 template <FileSystem F>
 bool basic_file_store<F>::remove_if(std::string_view key, std::span<const std::byte> bytes) {
   file_status opened;
-  auto file = detail::file_names(*tree_).status_opened(key, opened);
+  int error = 0;
+  auto file = detail::file_names(*tree_).status_opened(key, opened, error);
+  if (error < 0) detail::fail_io(-error, "open of a file that is to be removed", tree_->path_of(key));
   if (!file) {
     if (detail::file_names(*tree_).occupied(key))
       detail::fail_io(EIO, "open of a file that is to be removed", tree_->path_of(key));

@@ -31,7 +31,9 @@ class file_link {
 
   void run() {
     file_status source;
-    const auto file = file_names<F>(*tree_).status_opened(from_, source);
+    int error = 0;
+    const auto file = file_names<F>(*tree_).status_opened(from_, source, error);
+    if (error < 0) fail_io(-error, "open of the file that is to be linked", tree_->path_of(from_));
     if (!file) fail_no_object(tree_->path_of(from_));
     if constexpr (LinkingFileSystem<F>)
       if (linked(source)) return;

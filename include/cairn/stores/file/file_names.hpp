@@ -55,20 +55,30 @@ class file_names {
   [[nodiscard]] bool occupied(std::string_view key) { return status(key).has_value(); }
 
   static constexpr unsigned durable_bit = 01000;
-  /// The open file with its status, or nothing. By opening it, since clients of NFS then ask for its status
-  /// anew.
-  [[nodiscard]] handle status_opened(std::string_view key, file_status& s) {
+  /// The open file with its status, or nothing; `error`: the negative errno, or 0 where no regular file stands there.
+  /// By opening it, since clients of NFS then ask for its status anew.
+  [[nodiscard]] handle status_opened(std::string_view key, file_status& s, int& error) {
     tree_.check_key(key);
     const auto where = split(key);
-    int error = 0;
-    const auto directory = tree_.open_directory(where.directory, error);
-    if (error < 0) return {};
-    const int r = uninterrupted([&] {
-      return tree_.fs.open_at(directory.get(), std::string(where.name).c_str(), O_RDONLY | O_NONBLOCK, 0);
+    handle file;
+    error = opened_anew([&] {
+      int r = 0;
+      const auto directory = tree_.open_directory(where.directory, r);
+      if (r < 0) return r;
+      r = uninterrupted([&] {
+        return tree_.fs.open_at(directory.get(), std::string(where.name).c_str(), O_RDONLY | O_NONBLOCK, 0);
+      });
+      file = handle(tree_.fs, r);
+      return r < 0 ? r : tree_.fs.status(r, s);
     });
-    handle file(tree_.fs, r);
-    if (!file || tree_.fs.status(r, s) != 0 || s.kind != file_kind::regular) return {};
-    return file;
+    if (error == 0 && s.kind == file_kind::regular) return file;
+    if (error == -ENOENT || error == -ENOTDIR || error == -ELOOP || error == -ENXIO) error = 0;
+    return {};
+  }
+  /// The same where an error is as good as no file.
+  [[nodiscard]] handle status_opened(std::string_view key, file_status& s) {
+    int ignored = 0;
+    return status_opened(key, s, ignored);
   }
 
   /// Calls visit(directory, key, name) for each regular file whose key begins with `prefix`, in directories
