@@ -14,6 +14,9 @@
 #include "support/small_disk.hpp"
 #include "support/still_threads.hpp"
 
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -729,6 +732,9 @@ TEST_CASE("a file store tests what checkpoints rely on, and leaves nothing behin
       {oddity::mounted_local_locks, verdict::weaker, "other hosts: mounted with local_lock=all: whether a w"},
       {oddity::mounted_soft, verdict::weaker, "requests wait for the server: mounted with soft: a server"},
       {oddity::mounted_lustre, verdict::weaker, "locks reach other hosts: not mounted with flock: whether"},
+      {oddity::mounted_unread, verdict::weaker, "the options of its mount are known: they could not be read"},
+      {oddity::mounted_volatile, verdict::weaker, "fsync reaches the device: mounted with volatile: a comm"},
+      {oddity::mounted_nobarrier, verdict::weaker, "fsync reaches the device: mounted with nobarrier: a co"},
   };
   const scratch_directory directory;
   // Made by an earlier store: a directory whose entry is not known to be durable yet is synced anyway.
@@ -759,6 +765,37 @@ TEST_CASE("a file store tests what checkpoints rely on, and leaves nothing behin
                 .description())
             .self_test()
             .single_writer);
+}
+
+TEST_CASE("the options of a mount are known among many mounts") {
+  const scratch_directory directory;
+  await_still_threads();
+  const auto child = ::fork();
+  REQUIRE(child >= 0);
+  constexpr int cannot = 100;
+  if (child == 0) {
+    try {
+      const auto many = directory.path() + '/' + std::string(240, 'm'), root = many + "/root";
+      std::filesystem::create_directory(many);
+      if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+        ::_exit(cannot);
+      for (int i = 0; i < 300; ++i)
+        if (::mount(many.c_str(), many.c_str(), nullptr, MS_BIND, nullptr) != 0) ::_exit(cannot);
+      std::filesystem::create_directory(root);
+      if (::mount("none", root.c_str(), "tmpfs", 0, "mode=0755") != 0) ::_exit(cannot);
+      const auto from = cairn::file_store{root}.self_test().from;
+      ::_exit(from.find("none on " + root + " (rw") == 0 ? 0 : 1);
+    } catch (...) {
+      ::_exit(2);
+    }
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == cannot)
+    MESSAGE("skipped: mounting needs root");
+  else
+    CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("on NFS no name of the client's own stands beside an object, nor keeps a directory from going") {

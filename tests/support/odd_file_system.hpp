@@ -37,6 +37,9 @@ enum class oddity {
   mounted_local_locks,
   mounted_soft,
   mounted_lustre,  // without flock
+  mounted_unread,  // on NFS, with options that the system does not tell
+  mounted_volatile,
+  mounted_nobarrier,
   full
 };
 
@@ -108,6 +111,12 @@ struct odd_file_system : cairn::posix_file_system {
       out.name = "lustre";
       out.options = "rw,lazystatfs";
     }
+    if (odd == oddity::mounted_unread) {
+      out.name = "nfs";
+      out.options.clear();
+    }
+    if (odd == oddity::mounted_volatile) out.options = "rw,relatime,volatile";
+    if (odd == oddity::mounted_nobarrier) out.options = "rw,nobarrier";
     return r;
   }
 

@@ -12,8 +12,8 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// A small file of the kernel's, whole; nothing if it cannot be read.
-[[nodiscard]] std::optional<std::string> kernel_file(const std::string& path);
+/// A small file of the kernel's, whole, or about as much of it as `most` bytes; nothing if it cannot be read.
+[[nodiscard]] std::optional<std::string> kernel_file(const std::string& path, std::size_t most = 64u << 10);
 
 /// A limit of this process for messages: "RLIMIT_FSIZE is 1048576 (ulimit -f; at most 2097152)".
 /// `resource` is one of getrlimit's.

@@ -17,13 +17,13 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-CAIRN_BODY std::optional<std::string> kernel_file(const std::string& path) {
+CAIRN_BODY std::optional<std::string> kernel_file(const std::string& path, std::size_t most) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return std::nullopt;
   std::string text;
   char part[4096];
   ::ssize_t got = 0;
-  while (text.size() < 64 * 1024 && (got = ::read(file, part, sizeof part)) > 0)
+  while (text.size() < most && (got = ::read(file, part, sizeof part)) > 0)
     text.append(part, static_cast<std::size_t>(got));
   ::close(file);
   if (got < 0) return std::nullopt;

@@ -101,6 +101,16 @@ class file_self_test {
         "whether a writer on another host lives is not seen: a run that resumes ends its save at once "
         "instead "
         "of waiting for it; leave this option out";
+    const auto forgets = first_of({"volatile", "fsync=volatile", "nobarrier", "barrier=0"});
+    if (!forgets.empty())
+      note("fsync reaches the device", verdict::weaker, "mounted with " + forgets,
+           "a committed checkpoint may be lost or damaged where the host loses power: leave this option out");
+    const bool by_options = kind.name == "nfs" || kind.name == "nfs4" || kind.name == "lustre";
+    if (kind.options.empty() && by_options)
+      note("the options of its mount are known", verdict::weaker, "they could not be read",
+           "whether its locks reach other hosts and whether an open asks the server was not judged: look at "
+           "them "
+           "with findmnt");
     if (kind.options.empty()) return;
     if (kind.name == "lustre") {
       const bool shared = is_mounted_with(kind, "flock");

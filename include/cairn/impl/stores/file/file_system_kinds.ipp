@@ -30,7 +30,7 @@ CAIRN_BODY std::string name_of_file_system(std::uint64_t type) {
 }
 
 CAIRN_BODY void look_up_mount(std::uint64_t mount, file_system_kind& kind) {
-  const auto text = kernel_file("/proc/self/mountinfo").value_or("");
+  const auto text = kernel_file("/proc/self/mountinfo", 16u << 20).value_or("");
   std::string_view rest(text);
   while (!rest.empty()) {
     auto line = rest.substr(0, rest.find('\n'));
