@@ -305,7 +305,8 @@ class save_path {
     try {
       if (checks_ != nullptr) checks_->compare_with(image, save.progress, overlapped_);
     } catch (...) {  // nobody else waits for what is still copied
-      if (image.resident()) (void)image.control()->wait_copied(deadline::in(options_.timeout));
+      if (image.control() != nullptr && image.resident())
+        (void)image.control()->wait_copied(deadline::in(options_.timeout));
       throw;
     }
     return image;
