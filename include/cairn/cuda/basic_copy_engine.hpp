@@ -291,9 +291,7 @@ class basic_copy_engine {
   [[nodiscard]] copy_queue& queue_on(int device) {
     for (const auto& l : state_->queues)
       if (l->device() == device) return *l;
-    auto compute = R::default_stream();
-    for (const auto& given : options_.compute)
-      if (given.device == device) compute = given.stream;
+    const auto compute = compute_stream_of<R>(options_.compute, device);
     const device_in_use<R> use(device);
     state_->queues.push_back(
         std::make_unique<copy_queue>(device, compute, options_.stream_writes, options_.gather_bytes));

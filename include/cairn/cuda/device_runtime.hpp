@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cairn {
 inline namespace v1 {
@@ -105,6 +106,15 @@ struct compute_stream {
   int device = 0;
   typename R::stream_type stream{};
 };
+
+/// The stream that is given for the device, or else its default stream.
+template <DeviceRuntime R>
+[[nodiscard]] typename R::stream_type compute_stream_of(const std::vector<compute_stream<R>>& given,
+                                                        int device) noexcept {
+  for (const auto& each : given)
+    if (each.device == device) return each.stream;
+  return R::default_stream();
+}
 
 /// Throws storage_error (storage_device) with the call, the device and the runtime's text, unless the status
 /// is success.

@@ -238,9 +238,7 @@ class load_session final : public device_load {
     const device_in_use<R> use(device);
     // Pins with this device in use, on whatever thread: no other device gets a context for it.
     if (!ring_memory_) ring_memory_.emplace(pinning_);
-    auto compute = R::default_stream();
-    for (const auto& given : compute_)
-      if (given.device == device) compute = given.stream;
+    const auto compute = compute_stream_of<R>(compute_, device);
     refuse_capture<R>(compute, device, "a load");
     open_devices_.reserve(open_devices_.size() + 1);
     open_device made{device, {}};

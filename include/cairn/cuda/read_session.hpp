@@ -103,9 +103,7 @@ class read_session final : public device_read {
   [[nodiscard]] copy_queue<R>& queue_on(int device) {
     for (const auto& l : queues_)
       if (l->device() == device) return *l;
-    auto compute = R::default_stream();
-    for (const auto& given : compute_)
-      if (given.device == device) compute = given.stream;
+    const auto compute = compute_stream_of<R>(compute_, device);
     refuse_capture<R>(compute, device, "save() with checked{}");
     auto made = std::make_unique<copy_queue<R>>(device, compute, false, 0);
     const owned_event<R> ready(device);

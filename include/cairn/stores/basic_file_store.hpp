@@ -300,30 +300,14 @@ bool basic_file_store<F>::remove_if(std::string_view key, std::span<const std::b
 
 template <FileSystem F>
 std::vector<std::string> basic_file_store<F>::leftovers(std::string_view prefix) {
-  std::vector<std::string> found;
-  detail::file_names(*tree_).visit(
-      prefix, [&](auto& directory, const std::string& key, std::string_view name) {
-        using names = detail::file_names<F>;
-        if (detail::is_part_name(name) &&
-            names(*tree_).ask(directory, std::string(name), key).of == names::writer::dead)
-          found.push_back(key);
-      });
-  detail::sort(found);
-  return found;
+  using names = detail::file_names<F>;
+  return names(*tree_).unfinished(prefix, names::writer::dead);
 }
 
 template <FileSystem F>
 std::vector<std::string> basic_file_store<F>::live_writers(std::string_view prefix) {
-  std::vector<std::string> found;
-  detail::file_names(*tree_).visit(
-      prefix, [&](auto& directory, const std::string& key, std::string_view name) {
-        using names = detail::file_names<F>;
-        if (detail::is_part_name(name) &&
-            names(*tree_).ask(directory, std::string(name), key).of == names::writer::lives)
-          found.push_back(key);
-      });
-  detail::sort(found);
-  return found;
+  using names = detail::file_names<F>;
+  return names(*tree_).unfinished(prefix, names::writer::lives);
 }
 
 template <FileSystem F>

@@ -152,6 +152,16 @@ class file_names {
     return {writer::dead, std::move(file)};
   }
 
+  /// The keys of unfinished files whose writers are so, sorted. @throws as ask()
+  [[nodiscard]] std::vector<std::string> unfinished(std::string_view prefix, writer of) {
+    std::vector<std::string> found;
+    visit(prefix, [&](auto& directory, const std::string& key, std::string_view name) {
+      if (is_part_name(name) && ask(directory, std::string(name), key).of == of) found.push_back(key);
+    });
+    detail::sort(found);
+    return found;
+  }
+
   /// `held`: the open file, if it is, which is closed once it has lost its name: on NFS its directory is not
   /// empty before.
   void unlink(std::string_view key, handle held = {}) {

@@ -123,7 +123,7 @@ CAIRN_BODY std::vector<std::string> step_leases::who(const std::vector<std::stri
   const auto prefix = key_of(step, what);
   for (const auto& key : all) {
     if (!key.starts_with(prefix)) continue;
-    const auto name = std::string_view(key).substr(std::min(prefix.size(), key.size()));
+    const auto name = std::string_view(key).substr(prefix.size());
     const auto host = name.substr(0, name.find('.'));
     const auto rest = name.substr(std::min(name.size(), host.size() + 1));
     found.push_back("process " + std::string(rest.substr(0, rest.find('.'))) + " on " + std::string(host));
