@@ -12,6 +12,8 @@
 #include "support/scratch_directory.hpp"
 
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
@@ -523,29 +525,43 @@ TEST_CASE("a run that commits, or ends in good order, counts for nothing against
   for (const auto& warning : r.told.warnings()) FAIL_CHECK(warning);
 }
 
-TEST_CASE("a run that announces itself and lives counts for nothing against its checkpoint") {
+TEST_CASE("a run that lives and still stands on a checkpoint counts for nothing against it") {
   const cairn_test::scratch_directory directory;
   model m;
   auto options = quiet();
-  options.announce_run = true;
+  SUBCASE("by its lease on the checkpoint") {}
+  SUBCASE("because it announces itself") {
+    options.announce_run = true;
+  }
   const auto open = [&] {
     return cairn::checkpointer{cairn::file_store{directory.path() + "/checkpoints"}, options};
   };
   for (const std::int64_t step : {10, 20}) open().save(m.state, step).wait();
-  std::vector<decltype(open())> living;
+  std::vector<decltype(open())> evaluations;
   for (int i = 0; i < 3; ++i) {
-    living.push_back(open());
-    CHECK(living.back().resume(m.state) == 20);
+    evaluations.push_back(open());
+    CHECK(evaluations.back().resume(m.state) == 20);
   }
-  for (int i = 0; i < 3; ++i) {
-    try {
-      auto ckpt = open();
-      CHECK(ckpt.resume(m.state) == 20);
-      throw std::runtime_error("the loss is no number");
-    } catch (const std::runtime_error&) {
+  const auto resumes_and_crashes = [&](std::int64_t from) {
+    const auto child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      try {
+        model own;
+        auto ckpt = open();
+        ::_exit(ckpt.resume(own.state) == from ? 0 : 1);
+      } catch (...) {
+        ::_exit(2);
+      }
     }
-  }
-  CHECK(open().resume(m.state) == 10);  // those that have ended do count
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  };
+  for (int i = 0; i < 3; ++i) resumes_and_crashes(20);
+  resumes_and_crashes(10);  // those that have ended do count
+  evaluations.clear();      // in good order
+  resumes_and_crashes(10);
 }
 
 TEST_CASE("ranks pass over the same checkpoint, and names that are no notes count for nothing") {

@@ -70,7 +70,7 @@ struct checkpointer_options {
   /// The number of damaged checkpoints that resume() passes over at most.
   int max_fallback = 3;
   /// resume() passes over a checkpoint from which so many runs resumed without committing anything after
-  /// it or ending normally: it loads, and the run then crashes. The checkpoint counts for max_fallback
+  /// it or ending normally, and live no more: it loads, and the run then crashes. The checkpoint counts for max_fallback
   /// and is not changed; resume() takes it if no other one loads. 0: never. Does not apply to
   /// resume_together and read_only.
   int max_restarts = 3;

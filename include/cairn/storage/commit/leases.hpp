@@ -52,6 +52,11 @@ class step_leases {
   /// Removes the leases of processes that have died.
   void clean(const store_look& look);
 
+  /// "<host>.<process>" of this process, as its leases have it.
+  [[nodiscard]] static std::string own_name();
+  /// Whether any process, or the one with this name, lived and had a lease on a step when a store was looked at.
+  [[nodiscard]] static bool was_read(const store_look& look, std::int64_t step, std::string_view name = {});
+
  private:
   static constexpr std::string_view beginning = "lease-";
   static constexpr std::string_view reads = ".reads.";
@@ -67,7 +72,6 @@ class step_leases {
                                                     std::string_view what);
   /// Whether the caller's own lease is among these.
   [[nodiscard]] bool shows_own(const std::vector<std::string>& all, std::int64_t step, std::string_view what);
-  [[nodiscard]] static std::string own_name();
   [[nodiscard]] static std::string joined(const std::vector<std::string>& names);
   [[noreturn]] void fail_not_committed(std::int64_t step);
 

@@ -84,6 +84,13 @@ CAIRN_BODY void step_leases::clean(const store_look& look) {
   if (possible()) static_cast<void>(discard_dead(store_, look.unfinished, beginning));
 }
 
+CAIRN_BODY bool step_leases::was_read(const store_look& look, std::int64_t step, std::string_view name) {
+  auto beginning_of_key = key_of(step, reads);
+  if (!name.empty()) beginning_of_key.append(name).append(1, '.');
+  return detail::any_of(look.unfinished,
+                        [&](const auto& u) { return u.lives && u.key.starts_with(beginning_of_key); });
+}
+
 CAIRN_BODY std::string step_leases::key_of(std::int64_t step, std::string_view what) {
   return std::string(beginning) + step_directory(step).substr(std::string_view("step-").size()) +
          std::string(what);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/commit/run_signs.hpp>
 #include <cairn/storage/commit/store_look.hpp>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +24,21 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+CAIRN_BODY void restart_notes::leave(const run_id& run, std::int64_t step) {
+  const auto name = step_leases::own_name();
+  store_.put_new(key_of(run, step), std::as_bytes(std::span(name)));
+}
+
+CAIRN_BODY bool restart_notes::stands_on(const store_look& look, std::int64_t step,
+                                         const std::string& key) const {
+  if (!step_leases::was_read(look, step)) return false;
+  constexpr std::uint64_t longest_name = 128;
+  const auto bytes = store_.read_all(key, longest_name);
+  if (!bytes) return true;
+  const std::string_view name(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  return !name.empty() && step_leases::was_read(look, step, name);
+}
 
 CAIRN_BODY std::vector<std::int64_t> restart_notes::steps() {
   static constexpr std::string_view made[] = {prefix};
@@ -42,7 +59,9 @@ CAIRN_BODY std::vector<std::int64_t> restart_notes::steps(const store_look& look
     for (const auto& key : *look.restarts)
       if (const auto step = step_of(key)) {
         const auto run = parse_run(std::string_view(key).substr(key.rfind('.') + 1));
-        if (self == nullptr || *run == *self || !run_signs::lived(look, *run)) found.push_back(*step);
+        const bool lives =
+            self != nullptr && *run != *self && (run_signs::lived(look, *run) || stands_on(look, *step, key));
+        if (!lives) found.push_back(*step);
       }
   detail::sort(found);
   return found;
