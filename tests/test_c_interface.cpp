@@ -377,6 +377,8 @@ TEST_CASE("C: memory that moves can be rebound to its new address") {
     CHECK(cairn_rebind(trainer.ckpt, nullptr, moved.data()) == number(error_id::usage_bad_name));
     CHECK(cairn_rebind(trainer.ckpt, "w", nullptr) == number(error_id::usage_bad_shape));
     CHECK(cairn_rebind(trainer.ckpt, "blob", nullptr) == number(error_id::usage_bad_shape));
+    CHECK(cairn_rebind(trainer.ckpt, "value", reinterpret_cast<char*>(&moved_value) + 1) ==
+          number(error_id::usage_bad_shape));
     CHECK(cairn_rebind(trainer.ckpt, "w", moved.data()) == 0);
     CHECK(cairn_rebind(trainer.ckpt, "blob", moved_blob.data()) == 0);
     CHECK(cairn_rebind(trainer.ckpt, "value", &moved_value) == 0);

@@ -525,6 +525,70 @@ TEST_CASE("a run that commits, or ends in good order, counts for nothing against
   for (const auto& warning : r.told.warnings()) FAIL_CHECK(warning);
 }
 
+TEST_CASE("a run whose saves the store fails counts for nothing against its checkpoint") {
+  runs r;
+  for (const std::int64_t step : {10, 20, 30}) r.save(step);
+  for (int i = 0; i < 3; ++i) CHECK(r.crash() == 30);
+  // 30 is passed over, and stands in the way of the saves of those that go on from 20.
+  for (int i = 0; i < 4; ++i) {
+    try {
+      auto ckpt = r.open();
+      CHECK(ckpt.resume(r.m.state) == 20);
+      ckpt.save(r.m.state, 30).wait();
+      FAIL_CHECK("30 was saved twice");
+    } catch (const cairn::storage_error& e) {
+      CHECK(e.id() == cairn::error_id::storage_already_committed);
+    }
+  }
+  CHECK(r.crash() == 20);
+}
+
+TEST_CASE("a run that loads after it resumed still stands on the checkpoint") {
+  const cairn_test::scratch_directory directory;
+  model m;
+  const auto open = [&] {
+    return cairn::checkpointer{cairn::file_store{directory.path() + "/checkpoints"}, quiet()};
+  };
+  for (const std::int64_t step : {10, 20}) open().save(m.state, step).wait();
+  auto ckpt = open(), other = open();
+  const auto notes = [&] {
+    return cairn::file_store{directory.path() + "/checkpoints"}.list("restart.").size();
+  };
+  SUBCASE("the same one again") {
+    CHECK(ckpt.resume(m.state, {10}) == 10);
+    ckpt.load(m.state, 10);
+    CHECK_THROWS_AS(other.remove(10), cairn::storage_error);
+  }
+  SUBCASE("with refresh(), of the same one") {
+    CHECK(ckpt.resume(m.state) == 20);
+    ckpt.refresh(m.state);
+    CHECK(notes() == 1);
+    CHECK_THROWS_AS(other.remove(20), cairn::storage_error);
+  }
+  SUBCASE("or has left it for another") {
+    CHECK(ckpt.resume(m.state) == 20);
+    CHECK(notes() == 1);
+    ckpt.load(m.state, 10);
+    CHECK(notes() == 0);
+    other.remove(20);
+  }
+}
+
+TEST_CASE("a checkpointer that only loads takes a lease when it is asked for one") {
+  const cairn_test::scratch_directory directory;
+  model m;
+  cairn::checkpointer trainer{cairn::file_store{directory.path() + "/checkpoints"}, quiet()};
+  trainer.save(m.state, 10).wait();
+  cairn::checkpointer ckpt{cairn::file_store{directory.path() + "/checkpoints"}, cairn::read_only{}, quiet()};
+  CHECK_THROWS_AS((void)ckpt.lease(20), cairn::storage_error);
+  {
+    const auto lease = ckpt.lease(10);
+    CHECK(lease.held());
+    CHECK_THROWS_AS(trainer.remove(10), cairn::storage_error);
+  }
+  trainer.remove(10);
+}
+
 TEST_CASE("a run that lives and still stands on a checkpoint counts for nothing against it") {
   const cairn_test::scratch_directory directory;
   model m;

@@ -30,7 +30,7 @@ build_type=Debug
 compiler=$compiler
 compiler.version=$version
 compiler.libcxx=libstdc++11
-compiler.cppstd=20
+compiler.cppstd=gnu17
 [platform_requires]
 xxhash/0.8.2
 rapidjson/cci.20230929
@@ -43,4 +43,5 @@ tools.cmake.cmake_layout:test_folder=$work/consumer
 END
 "$conan" remote disable '*' >/dev/null
 [ -z "$launcher" ] || export CMAKE_CXX_COMPILER_LAUNCHER=$launcher
-"$conan" create "$root/packaging/conan"
+# The profile has the standard that Conan itself would write: the command that the page gives asks for the right one.
+"$conan" create "$root/packaging/conan" -s compiler.cppstd=20

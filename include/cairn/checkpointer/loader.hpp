@@ -153,7 +153,7 @@ class loader {
         if (among == nullptr)
           services_->resumed(run, *step);
         else
-          services_->loaded();
+          services_->loaded(*step);
         return *step;
       }
       lease.release();
@@ -291,7 +291,7 @@ class loader {
   /// What load() and refresh() do when all ranks have succeeded.
   void has_loaded(std::int64_t step, const load_report& report) {
     services_->set_base_step(step);
-    services_->loaded();
+    services_->loaded(step);
     if (tier_ != nullptr) tier_->loaded(step, false, peers());
     services_->report().loaded(step, report);
     warn_of_kept_items(services_->report(), report, step);

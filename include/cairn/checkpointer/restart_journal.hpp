@@ -62,10 +62,14 @@ class restart_journal {
       own_ = step, any_ = true;
     });
   }
-  /// This run goes on from a step without having asked for notes: there may be some, which its next commit ends.
-  void loaded() noexcept {
+  /// This run goes on from a step without having asked for notes: there may be some, which its next commit ends. It does
+  /// not stand on another one any more.
+  void loaded(any_writer& writer, std::int64_t step, event_reporter& reporter) noexcept {
     const std::lock_guard lock(mutex_);
     any_ = max_ != 0;
+    if (!own_ || *own_ == step) return;
+    guarded(reporter, [&] { writer.forget_restart(run_, *own_); });
+    own_.reset();
   }
   /// A checkpoint was committed: what is noted of this step and those before it does not count any more.
   void committed(any_writer& writer, std::int64_t step, event_reporter& reporter) noexcept {

@@ -70,7 +70,7 @@ class save_services {
     restarts_.resumed(writer_, run, step, reporter_);
   }
   /// As resumed(), by load() or refresh().
-  void loaded() noexcept { restarts_.loaded(); }
+  void loaded(std::int64_t step) noexcept { restarts_.loaded(writer_, step, reporter_); }
   void closed() noexcept {
     restarts_.closed(writer_, reporter_);
     hold_base({});
@@ -81,7 +81,7 @@ class save_services {
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which
   /// keeps it until the run has committed, so that it stays whoever else tidies up.
   void set_base_step(std::int64_t step, checkpoint_lease lease = {}) noexcept {
-    hold_base(std::move(lease));
+    if (lease.held() || !stands_on(step)) hold_base(std::move(lease));
     if (retaining_ != nullptr) retaining_->set_base_step(step);
   }
   /// Its own lease on a step does not keep this run from removing it.
@@ -131,6 +131,9 @@ class save_services {
       restarts_.committed(writer_, report.step, reporter_);
       show_life();
     }
+    // It came as far as a save, which the store failed: nothing speaks against the checkpoint. A lost peer may be what
+    // the checkpoint ends.
+    if (is_of_store(failure)) restarts_.closed(writer_, reporter_);
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
     if (retaining_ != nullptr) retaining_->ended(report.step, failure == nullptr, listing, journal);
@@ -156,6 +159,20 @@ class save_services {
   }
 
  private:
+  [[nodiscard]] static bool is_of_store(const std::exception_ptr& failure) noexcept {
+    if (failure == nullptr) return false;
+    try {
+      std::rethrow_exception(failure);
+    } catch (const storage_error&) {
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+  [[nodiscard]] bool stands_on(std::int64_t step) const noexcept {
+    const std::lock_guard lock(mutex_);
+    return base_lease_.held() && base_lease_.step() == step;
+  }
   void hold_base(checkpoint_lease next) noexcept {
     checkpoint_lease ended;  // outside of the lock: it may take a request
     const std::lock_guard lock(mutex_);

@@ -227,6 +227,10 @@ inline void c_rebind(cairn_checkpointer& c, const char* name, void* memory) {
     return;
   }
   if (entry == nullptr) fail(error_id::usage_unknown_name, "rebind: no item has this name", {.item = name});
+  if (entry->kind == item_kind::value &&
+      reinterpret_cast<std::uintptr_t>(memory) % bytes_of(entry->type, 1) != 0)
+    fail(error_id::usage_bad_shape, "rebind: the new address is not aligned to the type of the value",
+         {.item = name});
   c.state.rebind(name, contiguous_view(memory, entry->type, extents{entry->elements}));
 }
 

@@ -284,8 +284,7 @@ CAIRN_BODY checkpoint_lease engine::lease(std::int64_t step) {
   const auto held = read_once(
       in_->group,
       [&] {
-        if (!in_->options.read_only)
-          own = in_->services->lease(step, deadline::in(in_->options.peer_timeout / 2), false);
+        own = in_->services->lease(step, deadline::in(in_->options.peer_timeout / 2), false);
         return std::vector<std::byte>{std::byte{own.held()}};
       },
       in_->peer_deadline());
