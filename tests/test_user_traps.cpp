@@ -543,6 +543,22 @@ TEST_CASE("a run whose saves the store fails counts for nothing against its chec
   CHECK(r.crash() == 20);
 }
 
+TEST_CASE("a run that an exception ends in mid-save counts against its checkpoint") {
+  runs r;
+  for (const std::int64_t step : {10, 20}) r.save(step);
+  for (int i = 0; i < 3; ++i) {
+    try {
+      cairn::checkpointer ckpt{r.store, r.told, r.options, cairn::overlapped{}};
+      CHECK(ckpt.resume(r.m.state) == 20);
+      (void)ckpt.save(r.m.state, 30);
+      throw std::runtime_error("the loss is no number");
+    } catch (const std::runtime_error&) {
+    }
+  }
+  CHECK(r.open().list() == steps{10, 20});
+  CHECK(r.crash() == 10);
+}
+
 TEST_CASE("a run that loads after it resumed still stands on the checkpoint") {
   const cairn_test::scratch_directory directory;
   model m;

@@ -131,8 +131,7 @@ class save_services {
       restarts_.committed(writer_, report.step, reporter_);
       show_life();
     }
-    // It came as far as a save, which the store failed: nothing speaks against the checkpoint. A lost peer may be what
-    // the checkpoint ends.
+    // It came as far as a save, which the store failed: nothing speaks against the checkpoint.
     if (is_of_store(failure)) restarts_.closed(writer_, reporter_);
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
@@ -159,12 +158,15 @@ class save_services {
   }
 
  private:
+  /// Whether the store, and not how the run ends, explains a failure: a lost peer, a device that failed, memory that ran
+  /// out and an exception in training may be what a checkpoint brought about.
   [[nodiscard]] static bool is_of_store(const std::exception_ptr& failure) noexcept {
     if (failure == nullptr) return false;
     try {
       std::rethrow_exception(failure);
-    } catch (const storage_error&) {
-      return true;
+    } catch (const storage_error& e) {
+      return e.id() != error_id::storage_aborted && e.id() != error_id::storage_device &&
+             e.id() != error_id::storage_out_of_memory;
     } catch (...) {
       return false;
     }
