@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -42,7 +43,8 @@ class socket_connection {
 
   [[nodiscard]] socket_progress handshake() noexcept;
   /// Reads what is there, at most about 8 MiB, and gives each whole frame to `take`, in order, until that returns false.
-  /// `ended` also for what is no frame. Long bodies come in `spares`. @throws std::bad_alloc
+  /// `ended` also for what is no frame. Long bodies come in `spares`. @throws std::bad_alloc, and what `take` throws, which
+  /// leaves the frame as it is: nothing is lost, and the next call goes on there
   [[nodiscard]] socket_progress::state read(function_ref<bool(received_frame&&)> take, std::size_t longest,
                                             spare_buffers& spares);
   /// The next frame that comes, if it is a message of `first` + `rest.size()` bytes, comes as its first bytes, and the others
@@ -68,6 +70,10 @@ class socket_connection {
   bool paused = false;      ///< it is not read from
   bool held = false;        ///< a caller of receive() reads it, and the thread that serves it does not
   bool more = false;        ///< that caller has left something, perhaps decrypted already
+  bool over = false;        ///< its end is known, and may not be told yet
+  bool left = false;        ///< of that: in peace
+  /// When there was no memory any more for what it sends; max: there is.
+  deadline::clock::time_point starves_since = deadline::clock::time_point::max();
   std::uint32_t armed = 1;  ///< the events that the thread waits for, of which EPOLLIN is 1
   deadline::clock::time_point last_sent = deadline::clock::now();
   // Under the mutex of the service:
@@ -75,8 +81,12 @@ class socket_connection {
   int peer = -1;         ///< the rank at the other end, once that is known
   bool star = false;     ///< the connection by which a rank came to rank 0
   deadline::clock::time_point due = deadline::clock::time_point::max();  ///< when a stranger is given up
+  bool listed = false;                      ///< the thread goes on with it without being told by the system
+  std::shared_ptr<socket_connection> next;  ///< another one that is listed
   /// Steady clock, in ns: when something came last. Any thread.
   std::atomic<std::int64_t> last_heard{0};
+  /// It ends because this process had no memory for what it sent. Any thread.
+  std::atomic<bool> no_memory{false};
 
  private:
   [[nodiscard]] bool lands(const socket_frame& head) const noexcept;
@@ -93,7 +103,6 @@ class socket_connection {
   received_frame coming_;
   std::size_t landing_first_ = 0;
   std::span<std::byte> landing_;  // empty: nothing lands
-  bool broken_ = false;
   std::vector<std::byte> waiting_;
   std::size_t waiting_at_ = 0;
   std::uint64_t with_this_key_ = 0;

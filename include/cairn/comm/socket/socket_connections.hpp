@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -33,15 +34,16 @@ class socket_connections : public socket_members {
   void add(const std::shared_ptr<socket_connection>& made, int peer, bool star);
   /// Waits for what a connection has to write, if anything. @pre its mutex is locked
   void arm(socket_connection& c) noexcept;
-  /// Reads what has come over a connection, and does what it says. The mutex of neither is locked.
-  void go_on(std::uint64_t id, bool by_caller);
+  /// Reads what has come over a connection, and does what it says. False where there was no memory for it: it is there yet,
+  /// and to be tried again after a pause. The mutex of neither is locked.
+  bool go_on(std::uint64_t id, bool by_caller);
   /// Reads what has come from a peer over all connections to it, as go_on(), whoever reads them else. The mutex of none is
   /// locked.
-  void read_all_of(int rank);
+  bool read_all_of(int rank);
   /// From now on, or no more, the caller looks for what comes, and not the thread. The mutex of neither is locked.
-  void hold(socket_connection& c, bool held);
+  void hold(const std::shared_ptr<socket_connection>& c, bool held) noexcept;
   /// Reads on from a peer whose messages were received. The mutex is not locked.
-  void resume(int rank);
+  void resume(int rank) noexcept;
 
   const tls_context context;
   spare_buffers spares;  ///< for what comes
@@ -67,6 +69,7 @@ class socket_connections : public socket_members {
   virtual bool take(const connection_ptr& from, received_frame&& frame, std::vector<posting>& after,
                     bool& good, bool& left) = 0;
   /// The end of a connection, and with it of the rank at its other end. The mutex of neither is locked.
+  /// @throws std::bad_alloc, where nothing has changed
   virtual void end(const connection_ptr& ended, bool left, std::vector<posting>& after) = 0;
   /// After each wait of the thread.
   virtual void take_turn() = 0;
@@ -88,14 +91,18 @@ class socket_connections : public socket_members {
   void serve() noexcept;
   void accept_some();
   void wake() noexcept;
+  void look_again(const connection_ptr& c, int after_ms) noexcept;
   [[nodiscard]] bool all_have_heard();
 
   owned<unforked_file> listener_;
   file_descriptor poller_, wake_;
   std::atomic<bool> ending_{false};
   deadline::clock::time_point end_by_{};
-  std::vector<std::uint64_t> unfinished_;  // connections that may have more, under the mutex
-  bool listens_ = true;                    ///< of the thread: it is woken for those that come
+  // The first of those that are listed, and how long the thread sleeps until it looks at them; under the mutex. A list that
+  // takes no memory: what waits for some is in it.
+  connection_ptr unfinished_;
+  int unfinished_ms_ = std::numeric_limits<int>::max();
+  bool listens_ = true;  ///< of the thread: it is woken for those that come
   std::uint64_t next_id_ = 2;
   background_thread thread_;
 };

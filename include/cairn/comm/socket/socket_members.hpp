@@ -47,7 +47,8 @@ struct socket_peer {
   bool came = false;                       ///< and it has said that it has its answer
   bool paused = false;                     ///< its messages are not read until some were received
   bool gone = false;
-  bool left = false;  ///< gone in peace
+  bool left = false;       ///< gone in peace
+  bool no_memory = false;  ///< gone because this rank had no memory for what it sent
   deadline::clock::time_point gone_at{};
   std::string why;  ///< it is gone
   socket_place place;

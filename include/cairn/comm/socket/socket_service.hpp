@@ -29,6 +29,7 @@ class socket_service final : public socket_connections {
   ~socket_service();
 
   /// Ends a connection, and with it the rank at its other end. The mutex of neither is locked.
+  /// @throws std::bad_alloc, where nothing has changed
   void end(const std::shared_ptr<socket_connection>& ended, bool left);
   /// Rank 0, which gives up to wait for the others: they throw the same.
   void give_up(const std::exception_ptr& failure);

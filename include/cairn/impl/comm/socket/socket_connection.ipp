@@ -72,7 +72,7 @@ CAIRN_BODY socket_progress socket_connection::write_some(std::span<const std::by
 CAIRN_BODY socket_progress::state socket_connection::read(function_ref<bool(received_frame&&)> take,
                                                           std::size_t longest, spare_buffers& spares) {
   using state = socket_progress::state;
-  if (broken_) return state::ended;
+  if (no_memory) return state::ended;
   // A body grows as it comes, so that what fills its memory the first time leaves it in the cache for what is received.
   constexpr std::size_t step = std::size_t{256} << 10;
   for (std::size_t budget = std::size_t{8} << 20;;) {
@@ -105,10 +105,11 @@ CAIRN_BODY socket_progress::state socket_connection::read(function_ref<bool(rece
       continue;
     }
     if (have_ < coming_.head.bytes) continue;
+    const bool goes_on = take(std::move(coming_));
+    coming_ = {};
     in_body_ = false;
     have_ = 0;
     landing_ = {};
-    const bool goes_on = take(std::exchange(coming_, {}));
     if (!goes_on) return state::moved;
     if (budget == 0) return state::moved;
   }
@@ -139,7 +140,7 @@ CAIRN_BODY void socket_connection::end_landing() noexcept {
       coming_.rest = {};
     } catch (...) {  // no memory: nothing can follow half a message
       ::shutdown(number(), SHUT_RDWR);
-      broken_ = true;
+      no_memory = true;
     }
   landing_ = {};
 }

@@ -28,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -43,6 +44,9 @@ namespace detail {
 inline constexpr std::uint64_t socket_of_listener = 0, socket_of_wake = 1;
 
 inline constexpr std::size_t max_socket_strangers = 64;
+
+/// Until what had no memory is tried again.
+inline constexpr int pause_without_memory_ms = 20;
 
 CAIRN_BODY socket_connections::socket_connections(const socket_world_options& told, const link_key& key,
                                                   owned<unforked_file> listening, link_address own_address)
@@ -95,18 +99,26 @@ CAIRN_BODY bool socket_connections::control(int what, int number, std::uint32_t 
 
 CAIRN_BODY void socket_connections::serve() noexcept {
   detail::wait_for_a_turn();
-  std::vector<std::uint64_t> unfinished;
   for (;;) {
     std::array<epoll_event, 64> events;
+    connection_ptr unfinished;
+    int sleep_ms = sleep_at_most();
     {
       const std::lock_guard lock(mutex);
-      unfinished.swap(unfinished_);
+      unfinished = std::move(unfinished_);
+      sleep_ms = std::min(sleep_ms, std::exchange(unfinished_ms_, std::numeric_limits<int>::max()));
     }
-    const int ready = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()),
-                                   unfinished.empty() ? sleep_at_most() : 0);
+    const int ready = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()), sleep_ms);
+    while (unfinished != nullptr) {
+      const auto c = std::move(unfinished);
+      {
+        const std::lock_guard lock(mutex);
+        unfinished = std::move(c->next);
+        c->listed = false;
+      }
+      go_on(c->id, false);
+    }
     try {
-      for (const auto id : unfinished) go_on(id, false);
-      unfinished.clear();
       for (int i = 0; i < ready; ++i) {
         const auto id = events[static_cast<std::size_t>(i)].data.u64;
         std::uint64_t count = 0;
@@ -119,7 +131,7 @@ CAIRN_BODY void socket_connections::serve() noexcept {
       }
       take_turn();
     } catch (...) {
-      // Memory ran out, which has closed what it ran out for; peers that come ask again.
+      // Memory ran out for who comes, who asks again, or for what is told, which the next turn tells.
     }
     if (ending_.load(std::memory_order_acquire) && all_have_heard()) return;
   }
@@ -187,61 +199,62 @@ CAIRN_BODY void socket_connections::forget(const connection_ptr& c) noexcept {
 
 CAIRN_BODY void socket_connections::arm(socket_connection& c) noexcept {
   const bool out = c.has_waiting() && !c.in_message;
+  const bool starves = c.starves_since != deadline::clock::time_point::max();
   // Of one that is not to be read, its end is told once.
-  const std::uint32_t events = (c.paused || c.held ? EPOLLET : EPOLLIN) | (out ? EPOLLOUT : 0U);
+  const std::uint32_t events =
+      (c.paused || c.held || starves || c.over ? EPOLLET : EPOLLIN) | (out ? EPOLLOUT : 0U);
   if (events == c.armed || c.id == 0) return;
   c.armed = events;
   control(EPOLL_CTL_MOD, c.number(), events, c.id);
 }
 
-CAIRN_BODY void socket_connections::resume(int rank) {
-  std::vector<connection_ptr> paused;
-  {
-    const std::lock_guard lock(mutex);
-    peer(rank).paused = false;
-    const auto now = deadline::clock::now().time_since_epoch().count();
-    for (const auto& each : all_)
-      if (each.second->peer == rank) {
-        // What it said meanwhile is not read yet: it has not been silent.
-        each.second->last_heard.store(now, std::memory_order_relaxed);
-        paused.push_back(each.second);
-        unfinished_.push_back(each.first);
-      }
-  }
-  for (const auto& each : paused) {
-    const std::lock_guard lock(each->mutex);
-    each->paused = false;
-    arm(*each);
-  }
+/// The thread goes on with it without being told by the system. @pre the mutex is locked
+CAIRN_BODY void socket_connections::look_again(const connection_ptr& c, int after_ms) noexcept {
+  unfinished_ms_ = std::min(unfinished_ms_, after_ms);
+  if (!std::exchange(c->listed, true)) c->next = std::exchange(unfinished_, c);
+}
+
+CAIRN_BODY void socket_connections::resume(int rank) noexcept {
+  const std::lock_guard lock(mutex);
+  peer(rank).paused = false;
+  const auto now = deadline::clock::now().time_since_epoch().count();
+  for (const auto& each : all_)
+    if (each.second->peer == rank) {
+      // What it said meanwhile is not read yet: it has not been silent.
+      each.second->last_heard.store(now, std::memory_order_relaxed);
+      look_again(each.second, 0);
+    }
   wake();
 }
 
-CAIRN_BODY void socket_connections::hold(socket_connection& c, bool held) {
-  const std::lock_guard lock(c.mutex);
-  c.held = held;
-  arm(c);
-  if (held || !std::exchange(c.more, false)) return;
+CAIRN_BODY void socket_connections::hold(const connection_ptr& c, bool held) noexcept {
+  const std::lock_guard lock(c->mutex);
+  c->held = held;
+  arm(*c);
+  const bool starves = c->starves_since != deadline::clock::time_point::max();
+  if (held || (!std::exchange(c->more, false) && !starves)) return;
   const std::lock_guard of_all(mutex);
-  unfinished_.push_back(c.id);
+  look_again(c, starves ? pause_without_memory_ms : 0);
   wake();
 }
 
-CAIRN_BODY void socket_connections::go_on(std::uint64_t id, bool by_caller) {
+CAIRN_BODY bool socket_connections::go_on(std::uint64_t id, bool by_caller) {
   connection_ptr c;
   bool stranger = false, pause = false;
   {
     const std::lock_guard lock(mutex);
     const auto at_id = all_.find(id);
-    if (at_id == all_.end()) return;
+    if (at_id == all_.end()) return true;
     c = at_id->second;
     stranger = c->peer < 0;
     if (!stranger && peer(c->peer).ready_bytes >= max_message_bytes) peer(c->peer).paused = true;
     if (!stranger) pause = peer(c->peer).paused;
   }
   std::vector<posting> after;
-  bool good = true, left = false, more = false;
+  bool more = false, starves = false;
+  std::unique_lock of_connection(c->mutex);
+  bool good = !c->over, left = c->left;
   try {
-    const std::lock_guard lock(c->mutex);
     auto progress = socket_progress::state::moved;
     if (!c->trusted) {
       progress = c->handshake().what;
@@ -261,41 +274,57 @@ CAIRN_BODY void socket_connections::go_on(std::uint64_t id, bool by_caller) {
         // Perhaps decrypted already, of which epoll knows nothing.
         more = came == socket_progress::state::moved && !by_caller;
         c->more = came == socket_progress::state::moved && by_caller;
+        c->starves_since = deadline::clock::time_point::max();
       }
     }
-    if (good) arm(*c);
   } catch (...) {
-    good = false;
+    // Who sent it is not to blame, and what it sent is there yet: others may give memory back. A stranger comes again.
+    const auto now = deadline::clock::now();
+    c->starves_since = std::min(c->starves_since, now);
+    c->last_heard.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+    c->no_memory = now - c->starves_since >= options.lost_after;
+    good = starves = !stranger && !c->no_memory;
   }
-  if (!good) {
-    end(c, left, after);
-  } else if (more) {
+  c->over = !good;
+  c->left = left;
+  arm(*c);
+  of_connection.unlock();
+  if (!good) try {
+      end(c, left, after);
+    } catch (...) {
+      starves = true;
+    }
+  if (more || starves) {
     const std::lock_guard lock(mutex);
-    unfinished_.push_back(id);
+    look_again(c, starves ? pause_without_memory_ms : 0);
   }
   const bool begins = !after.empty() && after.front().head.what == socket_frame::kind::begun;
   post(after);
-  if (!begins) return;
-  const std::lock_guard lock(mutex);
-  all_know = true;
-  changed.notify();
+  if (begins) {
+    const std::lock_guard lock(mutex);
+    all_know = true;
+    changed.notify();
+  }
+  return !starves;
 }
 
-CAIRN_BODY void socket_connections::read_all_of(int rank) {
+CAIRN_BODY bool socket_connections::read_all_of(int rank) {
   std::vector<connection_ptr> of_it;
   {
     const std::lock_guard lock(mutex);
     for (const auto& each : all_)
       if (each.second->peer == rank) of_it.push_back(each.second);
   }
+  bool all = true;
   for (const auto& each : of_it) {
     bool held = false;
     {
       const std::lock_guard lock(each->mutex);
       held = each->held;
     }
-    go_on(each->id, held);
+    all = go_on(each->id, held) && all;
   }
+  return all;
 }
 
 /// @pre the mutex is locked

@@ -62,9 +62,8 @@ CAIRN_BODY bool socket_service::take(const connection_ptr& from, received_frame&
     if (answer.what != socket_answer::status::welcome) return good = false;
     return false;  // what follows may be longer than a hello
   }
-  if (options.rank == 0 && from->star && !peer(from->peer).came && frame.head.what != kind::goodbye) {
-    peer(from->peer).came = true;
-    ++peers_came;
+  if (options.rank == 0 && from->star && at == phase::gathering && frame.head.what != kind::goodbye) {
+    if (!std::exchange(peer(from->peer).came, true)) ++peers_came;
     begin_if_all_came(after);
     changed.notify();
   }
@@ -72,13 +71,14 @@ CAIRN_BODY bool socket_service::take(const connection_ptr& from, received_frame&
   switch (frame.head.what) {
     case kind::message: {
       auto& p = peer(from->peer);
-      if (p.ready.empty()) {
-        p.landed = !frame.rest.empty();
-      } else if (!frame.rest.empty()) {  // who waits gets another one first
+      if (!p.ready.empty() && !frame.rest.empty()) {  // who waits gets another one first
         frame.body.insert(frame.body.end(), frame.rest.begin(), frame.rest.end());
+        frame.rest = {};
       }
-      p.ready_bytes += frame.body.size() + sizeof frame.body;
+      const auto bytes = frame.body.size() + sizeof frame.body;
       p.ready.push_back(std::move(frame.body));
+      p.ready_bytes += bytes;
+      if (p.ready.size() == 1) p.landed = !frame.rest.empty();
       if (p.in != from) p.in = from;
       changed.notify();
       return p.ready_bytes < max_message_bytes;
@@ -189,6 +189,7 @@ CAIRN_BODY void socket_service::begin_if_all_came(std::vector<posting>& after) {
   places.reserve(peers.size());
   for (const auto& each : peers) places.push_back(each.place);
   const auto body = detail::make_shared<const std::vector<std::byte>>(encode(places));
+  after.reserve(after.size() + all_.size());  // all are told, or none yet
   for (const auto& each : all_)
     if (each.second->peer > 0) after.push_back({each.second, {.what = socket_frame::kind::begun}, body});
   at = phase::begun;
@@ -203,31 +204,25 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left) {
 CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std::vector<posting>& after) {
   const std::lock_guard lock(mutex);
   if (!all_.holds(ended->id)) return;
-  forget(ended);
   const int rank = ended->peer;
-  if (rank < 0) return;
+  if (rank < 0) return forget(ended);
   auto& p = peer(rank);
-  --p.open;
-  if (p.out == ended) p.out.reset();
-  if (p.in == ended) p.in.reset();
-  if (is_ending()) return;
-  if ((left || !p.came) && options.rank == 0 && at == phase::gathering) {
-    // It gave up to wait, for the others or for its answer. It may come again.
-    last_refused =
-        who(rank) + (left ? " gave up to wait" : " closed its connection before it had its answer");
-    let_come_again(p);
-    changed.notify();
-    return;
-  }
+  // It gave up to wait, for the others or for its answer, and may come again.
+  const bool gave_up = (left || !p.came) && options.rank == 0 && at == phase::gathering;
+  const bool first = !p.gone, tells = first && !gave_up && options.rank == 0 && at == phase::begun;
   const auto heard = deadline::clock::time_point(
       deadline::clock::duration(ended->last_heard.load(std::memory_order_relaxed)));
   const auto silent = deadline::clock::now() - heard;
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
-  const bool first = !p.gone;
   const bool stopped = options.stopped_after.count() > 0 && silent >= options.stopped_after &&
                        time_since_answer(ended->number()) < options.stopped_after / 2;
+  // First all that takes memory: an end that was half done would never be told.
   auto why = who(rank);
-  if (left)
+  if (gave_up)
+    why += left ? " gave up to wait" : " closed its connection before it had its answer";
+  else if (ended->no_memory)
+    why = who(options.rank) + " ran out of memory for what " + why + " sent";
+  else if (left)
     why += " has left the job";
   else if (stopped)
     why += " has said nothing for " + std::to_string(seconds) +
@@ -236,13 +231,29 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std:
     why += " has not answered for " + std::to_string(seconds) + " s; its host or the network to it is gone";
   else
     why += " has closed its connection; its process ended, or something on the way cut it";
-  mark_gone(rank, left, why);
-  if (!first || options.rank != 0 || at != phase::begun) return;
-  const auto* const text = reinterpret_cast<const std::byte*>(why.data());
+  std::shared_ptr<const std::vector<std::byte>> text;
+  if (tells) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(why.data());
+    text = detail::make_shared<const std::vector<std::byte>>(bytes, bytes + why.size());
+    after.reserve(after.size() + all_.size());
+  }
+  forget(ended);
+  --p.open;
+  if (p.out == ended) p.out.reset();
+  if (p.in == ended) p.in.reset();
+  if (is_ending()) return;
+  if (gave_up) {
+    last_refused = std::move(why);
+    let_come_again(p);
+    changed.notify();
+    return;
+  }
+  if (first) p.no_memory = ended->no_memory;
+  mark_gone(rank, left, std::move(why));
+  if (!tells) return;
   const socket_frame head{.what = socket_frame::kind::lost, .left = left, .rank = rank};
-  const auto body = detail::make_shared<const std::vector<std::byte>>(text, text + why.size());
   for (const auto& each : all_)
-    if (each.second->peer > 0 && each.second->peer != rank) after.push_back({each.second, head, body});
+    if (each.second->peer > 0 && each.second->peer != rank) after.push_back({each.second, head, text});
 }
 
 CAIRN_BODY void socket_service::give_up(const std::exception_ptr& why) {
@@ -315,7 +326,7 @@ CAIRN_BODY void socket_service::take_turn() {
     }
     for (const auto& each : overdue) forget(each);
   }
-  for (const auto& each : silent) end(each, false, after);
+  for (const auto& each : silent) end(each, false);
   for (const auto& each : quiet) {
     const std::lock_guard lock(each->mutex);
     if (each->in_message || each->has_waiting() || now - each->last_sent < beat_every / 2) continue;

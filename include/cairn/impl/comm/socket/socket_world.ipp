@@ -79,11 +79,17 @@ CAIRN_BODY void socket_world::check(int peer) const {
 
 CAIRN_BODY void socket_world::fail_lost(int peer) {
   std::string why, who;
+  bool no_memory = false;
   {
     const std::lock_guard lock(in_->mutex);
     why = in_->peer(peer).why;
     who = in_->who(peer);
+    no_memory = in_->peer(peer).no_memory;
   }
+  if (no_memory)
+    fail(error_id::storage_out_of_memory,
+         "a rank gave up another one: " + why + "; give its host more memory, or run fewer ranks there",
+         {.rank = rank(), .item = in_->options.job, .got = who});
   fail(error_id::peer_lost, "a rank is gone: " + why, {.rank = peer, .item = in_->options.job, .got = who});
 }
 
@@ -251,11 +257,11 @@ struct held_connection {
         const std::lock_guard lock(held->mutex);
         held->end_landing();
       }
-      service.hold(*held, false);
+      service.hold(held, false);
     }
     held = next;
     if (held != nullptr) {
-      service.hold(*held, true);
+      service.hold(held, true);
       const std::lock_guard lock(held->mutex);
       held->land(first, rest);
     }
@@ -292,6 +298,9 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
   bool all_read = false;
   for (int failed = 0;;) {
     const auto seen = in.changed.current();
+    const auto without_memory = [&] {
+      in.changed.wait(seen, until.earlier(deadline::in(std::chrono::milliseconds(pause_without_memory_ms))));
+    };
     bool lost = false, alone = false, read = false;
     auto next = until;
     std::shared_ptr<socket_connection> over_which;
@@ -321,8 +330,8 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
     if (lost) fail_lost(from);
     if (read) {
       // The thread that reads it may have had no turn for as long.
-      in.read_all_of(from);
-      all_read = true;
+      all_read = in.read_all_of(from);
+      if (!all_read) without_memory();
       continue;
     }
     if (from == rank() || until.passed())
@@ -343,7 +352,8 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
       next = next.earlier(next_look);
     }
     if (own.hold(over_which)) {
-      in.go_on(over_which->id, true);  // what the thread has left, of which poll() may know nothing
+      // What the thread has left, of which poll() may know nothing.
+      if (!in.go_on(over_which->id, true)) without_memory();
       continue;
     }
     if (over_which == nullptr) {
@@ -351,7 +361,7 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
     } else {
       // A rank sends over one connection alone. What others tell of it is looked at a few times a second.
       next = next.earlier(deadline::in(std::chrono::milliseconds(50)));
-      if (poll_one(over_which->number(), POLLIN, next)) in.go_on(over_which->id, true);
+      if (poll_one(over_which->number(), POLLIN, next) && !in.go_on(over_which->id, true)) without_memory();
     }
   }
 }
