@@ -17,6 +17,7 @@
 #include <cairn/system/backoff.hpp>
 #include <support/communicator_conformance.hpp>
 #include <support/link_peers.hpp>
+#include <support/no_more_files.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/rounds.hpp>
@@ -603,6 +604,25 @@ TEST_CASE("a connection that is cut in the middle of a message names the rank at
   CHECK(got->fields().rank == 1);
   CHECK(says(*got, "closed its connection"));
   CHECK(zero.get().watch_peers()->is_gone(1));
+}
+
+TEST_CASE("a rank that has no descriptors says so, and declares nobody lost") {
+  const scratch_directory place;
+  std::vector<std::optional<socket_communicator>> ranks(3);
+  check_none(thrown_on_ranks(3, [&](int rank) {
+    ranks[static_cast<std::size_t>(rank)].emplace(socket_job::in_file(place.path() + "/job", rank, 3),
+                                                  socket_options{.lost_after = 1s});
+  }));
+  {
+    const no_more_files none;
+    const auto e = error_of([&] { ranks[1]->send(2, bytes_of("early"), deadline::in(2s)); });
+    CHECK(e->id() == error_id::storage_limit);
+    CHECK(e->fields().rank == 1);
+    CHECK(says(*e, "ulimit -n"));
+  }
+  CHECK(!ranks[1]->watch_peers()->is_gone(2));
+  REQUIRE_NOTHROW(ranks[1]->send(2, bytes_of("late"), ample()));
+  CHECK(text_of(ranks[2]->receive(1, ample())) == "late");
 }
 
 TEST_CASE("impossible jobs are refused") {

@@ -32,6 +32,8 @@ void prepare_socket(int number, std::chrono::nanoseconds lost_after) noexcept;
 /// errno in `why` where there is none
 [[nodiscard]] owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,
                                               int& why);
+/// Whether connect_to() failed for want of a descriptor, port or memory of this host, which says nothing of the other end.
+[[nodiscard]] bool is_own_lack(int why, const std::string& host) noexcept;
 
 }  // namespace detail
 }  // namespace v1

@@ -52,11 +52,16 @@ class socket_world {
                                              deadline until);
 
  private:
+  /// What a try to connect to a rank came to where it gave no connection.
+  struct attempt {
+    bool says_nothing = false;  ///< of whether the rank lives: it may, or this host could not ask
+    bool lacks = false;         ///< this host could not ask
+    std::string found;          ///< for people
+  };
   [[nodiscard]] borrowed_message take_next(int from, std::size_t first, std::span<std::byte> rest,
                                            deadline until);
   [[nodiscard]] std::shared_ptr<socket_connection> connect(int to, deadline until);
-  [[nodiscard]] std::shared_ptr<socket_connection> try_connect(int to, deadline until, bool& reached,
-                                                               std::string& found);
+  [[nodiscard]] std::shared_ptr<socket_connection> try_connect(int to, deadline until, attempt& what);
   void check(int peer) const;
   [[noreturn]] void fail_lost(int peer);
   [[noreturn]] void fail_late(int peer, const char* what);

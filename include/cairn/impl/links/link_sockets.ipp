@@ -189,6 +189,12 @@ CAIRN_BODY owned<unforked_file> connect_to(const std::string& host, std::uint16_
   return why == 0 ? std::move(made) : nullptr;
 }
 
+CAIRN_BODY bool is_own_lack(int why, const std::string& host) noexcept {
+  // Where a host has no IPv6 it has no address to connect from, for ever.
+  const bool no_port = why == EADDRNOTAVAIL && host.find(':') == std::string::npos;
+  return why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM || no_port;
+}
+
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn

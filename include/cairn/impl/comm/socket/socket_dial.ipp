@@ -29,6 +29,7 @@ CAIRN_BODY dialled_rank dial(socket_service& in, const std::string& host, std::u
   int why = 0;
   auto connected = connect_to(host, port, limit, why);
   if (connected == nullptr) {
+    made.lacks = is_own_lack(why, host);
     made.text = where + ": " + std::generic_category().message(why);
     return made;
   }

@@ -119,8 +119,8 @@ CAIRN_BODY void socket_world::fail_late(int peer, const char* what) {
 }
 
 /// Tries all addresses of a rank once; null where none of them is its.
-CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, deadline until, bool& reached,
-                                                                        std::string& found) {
+CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, deadline until,
+                                                                        attempt& what) {
   auto& in = *in_;
   link_address place;
   {
@@ -140,9 +140,10 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, 
       return out != nullptr ? out : made.connection;
     }
     // The same address may be that of another host, or of another network.
-    reached = reached || (made.reached && !made.answer) ||
-              (made.answer && made.answer->what == socket_answer::status::given_up);
-    if (!made.text.empty()) found = made.text;
+    what.lacks = what.lacks || made.lacks;
+    what.says_nothing = what.says_nothing || made.lacks || (made.reached && !made.answer) ||
+                        (made.answer && made.answer->what == socket_answer::status::given_up);
+    if (!made.text.empty()) what.found = made.text;
     if (until.passed()) break;
   }
   return nullptr;
@@ -158,19 +159,25 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::connect(int to, dead
   backoff pause(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
   const auto silence = deadline::in(in.options.lost_after);
   for (int failed = 0;;) {
-    bool reached = false, gone = false;
-    std::string found;
-    if (auto made = try_connect(to, until, reached, found)) return made;
+    bool gone = false;
+    attempt last;
+    if (auto made = try_connect(to, until, last)) return made;
     {
       const std::lock_guard lock(in.mutex);
       gone = in.peer(to).gone;
     }
     if (gone) fail_lost(to);
-    failed = reached ? 0 : failed + 1;
-    if (silence.passed() && failed >= tries_before_lost)
-      in.lose(to, " cannot be reached: " + found);
-    else if (!pause.wait(until))
+    failed = last.says_nothing ? 0 : failed + 1;
+    if (silence.passed() && failed >= tries_before_lost) {
+      in.lose(to, " cannot be reached: " + last.found);
+    } else if (!pause.wait(until)) {
+      if (last.lacks)
+        fail(error_id::storage_limit,
+             "this rank could not connect to another one by the deadline: it, or its host, has no more "
+             "descriptors, ports or memory; close files, or raise the limit of open files (ulimit -n)",
+             {.rank = rank(), .item = in.options.job, .got = last.found});
       fail_late(to, "a rank did not answer by the deadline");
+    }
   }
 }
 
@@ -340,12 +347,12 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
     // Rank 0 tells who is gone. Without it, a connection does.
     if (alone) {
       if (next_look.passed()) {
-        bool reached = false;
-        std::string found;
+        attempt last;
         const auto limit = until.earlier(deadline::in(std::chrono::seconds(2)));
-        const bool here = try_connect(from, limit, reached, found) != nullptr;
-        failed = here || reached ? 0 : failed + 1;
-        if (silence.passed() && failed >= tries_before_lost) in.lose(from, " cannot be reached: " + found);
+        const bool here = try_connect(from, limit, last) != nullptr;
+        failed = here || last.says_nothing ? 0 : failed + 1;
+        if (silence.passed() && failed >= tries_before_lost)
+          in.lose(from, " cannot be reached: " + last.found);
         next_look = deadline::in(std::chrono::seconds(1));
         continue;
       }
