@@ -18,6 +18,7 @@
 #include <paths.hpp>
 #include <support/certificates.hpp>
 #include <support/link_peers.hpp>
+#include <support/no_more_files.hpp>
 #include <support/peer_link_conformance.hpp>
 #include <support/thread_ranks.hpp>
 
@@ -432,7 +433,7 @@ TEST_CASE("a server that does not use the key is refused, whatever certificate i
   CHECK(asked > 0);
 }
 
-TEST_CASE("whoever listens in the peer's place and says nothing of TLS holds up nobody") {
+TEST_CASE("whoever listens in the peer's place and says nothing of TLS holds up nobody for long") {
   std::vector<file_descriptor> kept;
   std::mutex mutex;
   const own_server silent([&](file_descriptor connected) {
@@ -440,8 +441,8 @@ TEST_CASE("whoever listens in the peer's place and says nothing of TLS holds up 
     kept.push_back(std::move(connected));
   });
   tls_job job(2);
-  auto link =
-      link_to(silent.port(), job.key, job.addresses[1], {.address = "127.0.0.1", .handshake_timeout = 50ms});
+  auto link = link_to(silent.port(), job.key, job.addresses[1],
+                      {.address = "127.0.0.1", .lost_after = 3s, .handshake_timeout = 50ms});
   const auto e = ends([&] { link.fetch(1, image_key, {}, ample_time()); });
   CHECK_MESSAGE(e.id == error_id::peer_lost, e.text);
   const auto late = ends([&] { link.fetch(1, image_key, {}, deadline::in(20ms)); });
@@ -641,6 +642,35 @@ TEST_CASE("a connection that breaks in the middle of a fetch, and a byte that ch
       CHECK(fetch_one(link, 1, image_key, 0, image.size()) == image);
       CHECK_FALSE(link.is_gone(1));
     }
+}
+
+TEST_CASE("a peer that stands still while others connect to it is not lost, and goes on when it does") {
+  tls_job job(2);
+  const auto image = numbered_bytes(100'000, 1);
+  offer_one(job.at(1), image_key, image);
+  std::atomic<bool> stands{true};
+  const bad_network between(job.ports[1], ~std::size_t{0}, false, [&] { await([&] { return !stands; }); });
+  auto link = link_to(between.server.port(), job.key, job.addresses[1],
+                      {.address = "127.0.0.1", .handshake_timeout = 200ms});
+  const auto e = ends([&] { link.fetch(1, image_key, {}, deadline::in(700ms)); });
+  CHECK_MESSAGE(e.id == error_id::timeout_peer, e.text);
+  CHECK_FALSE(link.is_gone(1));
+  stands = false;
+  CHECK(fetch_one(link, 1, image_key, 0, image.size()) == image);
+}
+
+TEST_CASE("a process that has no descriptors says so, and declares no peer lost") {
+  tls_job job(2);
+  const auto image = numbered_bytes(100'000, 1);
+  offer_one(job.at(1), image_key, image);
+  {
+    const no_more_files none;
+    const auto e = ends([&] { job.at(0).fetch(1, image_key, {}, deadline::in(50ms)); });
+    CHECK_MESSAGE(e.id == error_id::storage_limit, e.text);
+    CHECK(e.text.find("ulimit -n") != std::string::npos);
+  }
+  CHECK_FALSE(job.at(0).is_gone(1));
+  CHECK(fetch_one(job.at(0), 1, image_key, 0, image.size()) == image);
 }
 
 TEST_CASE("a flood of strangers pushes out no peer that has shown the key and takes a while to go on") {

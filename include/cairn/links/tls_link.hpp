@@ -37,7 +37,8 @@ struct tls_link_options {
   bulk_protection bulk = bulk_protection::encrypted;
   std::size_t connections = 4;  ///< that one fetch uses at once, 1 to 64
   std::size_t threads = 4;      ///< that serve this rank's offers, 1 to 64
-  /// A peer that sends and takes nothing in the middle of a transfer for so long is lost; at least 3 s.
+  /// A peer that sends and takes nothing in the middle of a transfer, or does not answer who connects, for so long is
+  /// lost; at least 3 s.
   std::chrono::nanoseconds lost_after = std::chrono::seconds(30);
   /// How long either end may take to prove that it is of this job.
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(5);

@@ -187,8 +187,11 @@ struct link_client::inside {
 
   [[nodiscard]] owned<link_connection> connect(deadline until) {
     backoff pauses(std::chrono::milliseconds(5), std::chrono::milliseconds(500));
+    const auto silence = deadline::in(options.lost_after);
     for (int attempt = 1;; ++attempt) {
       std::string refused_by, lost_at;
+      // What came of the addresses: one took a connection and said nothing, or took none, or has nobody who listens.
+      bool silent = false, swallows = false, closed = false, lacks = false;
       // Once: others who connect at the same time change it, and each address is to be asked.
       const auto first = good_host.load(std::memory_order_relaxed);
       for (std::size_t i = 0; i < address.hosts.size(); ++i) {
@@ -208,7 +211,10 @@ struct link_client::inside {
         auto connected = connect_to(host, address.port, limit, why);
         if (connected == nullptr) {
           leave();
-          if (until.passed()) fail_late(where);
+          lacks = lacks || is_own_lack(why, host);
+          swallows = swallows || why == ETIMEDOUT;
+          closed = closed || why == ECONNREFUSED;
+          if (until.passed() && !lacks) fail_late(where);
           lost_at += (lost_at.empty() ? "" : ", ") + where + ": " + std::generic_category().message(why);
           continue;
         }
@@ -231,6 +237,7 @@ struct link_client::inside {
         } catch (const timeout_error&) {
           leave();
           if (until.passed()) throw;
+          silent = true;
           lost_at += (lost_at.empty() ? "" : ", ") + where + ": no answer";
         } catch (const peer_error& e) {
           if (e.id() != error_id::peer_lost) throw;
@@ -238,6 +245,16 @@ struct link_client::inside {
           lost_at += (lost_at.empty() ? "" : ", ") + where + ": it ended the connection";
         }
       }
+      // A process that is stopped, or has no time, a network that fails over, and this process's want of descriptors pass.
+      const bool may_pass = silent || lacks || (swallows && !closed);
+      if (may_pass && !silence.passed() && pauses.wait(until)) continue;
+      if (lacks)
+        fail(error_id::storage_limit,
+             "this rank cannot connect to a peer: it, or its host, has no more descriptors, ports or memory; "
+             "close "
+             "files, or raise the limit of open files (ulimit -n)",
+             {.got = "rank " + std::to_string(rank) + " at " + lost_at});
+      if (may_pass && until.passed()) fail_late(lost_at);
       // A peer that is flooded with connections drops some: it is asked again a few times. One that is not there is not.
       if (!refused_by.empty() && attempt < 7) {
         if (!pauses.wait(until)) fail_late(refused_by);
