@@ -6,6 +6,7 @@
 // missed, and nobody is blamed for the memory of another one.
 #include <doctest/doctest.h>
 
+#include <cairn/comm/socket/socket_rendezvous.hpp>
 #include <cairn/comm/socket_communicator.hpp>
 #include <cairn/system/backoff.hpp>
 #include <support/communicator_conformance.hpp>
@@ -61,10 +62,19 @@ struct refusing {
 };
 constexpr int always = 1 << 30;
 
+/// While it lives, the calling thread is refused all.
+thread_local bool refused_here = false;
+struct refusing_here {
+  refusing_here() { refused_here = true; }
+  refusing_here(const refusing_here&) = delete;
+  refusing_here& operator=(const refusing_here&) = delete;
+  ~refusing_here() { refused_here = false; }
+};
+
 }  // namespace
 
 void* operator new(std::size_t bytes) {
-  if (is_refused(bytes)) throw std::bad_alloc();
+  if (refused_here || is_refused(bytes)) throw std::bad_alloc();
   if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
   throw std::bad_alloc();
 }
@@ -160,10 +170,8 @@ TEST_CASE("short messages come in order, whichever of their allocations fail") {
   job_in_file job(2);
   const refusing none(5, threads_of_sockets, 0);
   int sent = 0;
-  for (const auto until = ample(); refusals < 5; ++sent) {
-    REQUIRE(!until.passed());
+  for (const auto until = ample(); refusals < 5 && !until.passed(); ++sent)
     job.at(1)->send(0, bytes_of(std::to_string(sent)), until);
-  }
   int came = 0;
   while (came < sent && text_of(job.at(0)->receive(1, ample())) == std::to_string(came)) ++came;
   CHECK(came == sent);
@@ -208,4 +216,24 @@ TEST_CASE(
     CHECK(std::string(e->what()).find("has left the job") != std::string::npos);
     CHECK(job.at(rank)->watch_peers()->is_gone(1));
   }
+}
+
+TEST_CASE("a rank leaves, and looks for the host of rank 0, where there is no memory for it") {
+  {
+    job_in_file job(2);
+    {
+      const refusing_here none;
+      job.at(1).reset();
+    }
+    const auto e = job.thrown_by_receive(0, 1);
+    REQUIRE(e);
+    CHECK(e->id() == error_id::peer_lost);
+    CHECK(e->fields().rank == 1);
+  }
+  const refusing none(1, "cairn resolver", 0);
+  for (const auto until = ample(); refusals < 1;) {
+    REQUIRE(!until.passed());
+    CHECK(cairn::detail::addresses_of("localhost", until).empty());
+  }
+  CHECK(!cairn::detail::addresses_of("localhost", ample()).empty());
 }

@@ -70,9 +70,13 @@ CAIRN_BODY void socket_connections::stop() {
   std::vector<posting> goodbyes;
   {
     const std::lock_guard lock(mutex);
-    for (const auto& each : all_)
-      if (each.second->peer >= 0)
-        goodbyes.push_back({each.second, {.what = socket_frame::kind::goodbye}, nullptr});
+    try {
+      for (const auto& each : all_)
+        if (each.second->peer >= 0)
+          goodbyes.push_back({each.second, {.what = socket_frame::kind::goodbye}, nullptr});
+    } catch (...) {
+      // No memory for it: the end of their connections tells the others.
+    }
     end_by_ = deadline::in(std::chrono::seconds(2)).time_point();
   }
   post(goodbyes);

@@ -64,14 +64,18 @@ CAIRN_BODY std::vector<std::string> addresses_of(const std::string& host, deadli
     wanted.ai_socktype = SOCK_STREAM;
     addrinfo* all = nullptr;
     if (::getaddrinfo(host.c_str(), nullptr, &wanted, &all) != 0) return;
-    for (const int family : {AF_INET, AF_INET6})
-      for (const addrinfo* each = all; each != nullptr; each = each->ai_next) {
-        std::array<char, NI_MAXHOST> text{};
-        if (each->ai_family == family &&
-            ::getnameinfo(each->ai_addr, each->ai_addrlen, text.data(), static_cast<socklen_t>(text.size()),
-                          nullptr, 0, NI_NUMERICHOST) == 0)
-          found->emplace_back(text.data());
-      }
+    try {
+      for (const int family : {AF_INET, AF_INET6})
+        for (const addrinfo* each = all; each != nullptr; each = each->ai_next) {
+          std::array<char, NI_MAXHOST> text{};
+          if (each->ai_family == family &&
+              ::getnameinfo(each->ai_addr, each->ai_addrlen, text.data(), static_cast<socklen_t>(text.size()),
+                            nullptr, 0, NI_NUMERICHOST) == 0)
+            found->emplace_back(text.data());
+        }
+    } catch (...) {
+      // No memory for all of them. Who asks does so again.
+    }
     ::freeaddrinfo(all);
   });
   if (!started) fail(error_id::storage_limit, "the system gives no thread to look for the host of rank 0");
@@ -404,7 +408,8 @@ CAIRN_BODY owned<socket_world> meet(const socket_job& job, const socket_options&
     ~removal() {
       try {
         if (const auto now = read_job_file(path); now && now->rank_0.link == link) ::unlink(path.c_str());
-      } catch (const error&) {
+      } catch (...) {
+        // The next rank 0 writes over it.
       }
     }
   };
