@@ -543,6 +543,18 @@ TEST_CASE("a rank that gives up a try before it has its answer comes again, seen
   }
 }
 
+TEST_CASE("what listens in rank 0's place and says nothing may be rank 0, which has no time yet") {
+  std::vector<cairn::detail::file_descriptor> kept;
+  const own_server silent(
+      [&](cairn::detail::file_descriptor connected) { kept.push_back(std::move(connected)); });
+  auto job = job_at_ports(1, 2);
+  job.port = silent.port();
+  job.ports = 1;
+  const auto e = error_of([&] { socket_communicator(job, {.timeout = 2500ms, .handshake_timeout = 50ms}); });
+  CHECK(e->id() == error_id::timeout_peer);
+  CHECK(says(*e, "did not answer in time"));
+}
+
 TEST_CASE("many processes meet, reduce and leave: rank 0 has a connection to each of them") {
   const int size = long_run() ? 128 : 24;
   const scratch_directory place;

@@ -20,9 +20,9 @@ struct dialled_rank {
   std::shared_ptr<socket_connection> connection;  ///< null where nobody answered as a rank does
   std::optional<socket_answer> answer;
   bool reached = false;  ///< something listens there
-  bool lacks =
-      false;  ///< this host had no descriptor, port or memory for it: nothing is known of the other end
-  std::string text;  ///< what was found, for people
+  bool silent = false;   ///< and said nothing in time: it may have none
+  bool lacks = false;    ///< this host had no descriptor, port or memory for it
+  std::string text;      ///< what was found, for people
 };
 
 /// Connects to a numeric address, says hello to the rank that listens there as `listener` (0: whichever rank 0 does), and

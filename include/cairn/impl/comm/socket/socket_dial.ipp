@@ -41,23 +41,25 @@ CAIRN_BODY dialled_rank dial(socket_service& in, const std::string& host, std::u
   using state = socket_progress::state;
   /// Whether the other end may go on in time.
   const auto wait = [&](state what) {
-    return what != state::ended &&
-           poll_one(c->number(), what == state::wants_write ? POLLOUT : POLLIN, limit);
+    if (what == state::ended) return false;
+    if (poll_one(c->number(), what == state::wants_write ? POLLOUT : POLLIN, limit)) return true;
+    made.silent = true;
+    made.text = where +
+                ": what listens there did not answer in time; it may be no rank, or have no time, or no more "
+                "descriptors (ulimit -n)";
+    return false;
   };
   for (;;) {
     const auto progress = c->handshake();
     if (progress.what == state::moved) break;
     if (wait(progress.what)) continue;
-    made.text = where + (progress.what == state::ended
-                             ? ": what listens there does not have the key of this job"
-                             : ": what listens there did not answer in time; it may be no rank, or have no "
-                               "time, or no more descriptors (ulimit -n)");
+    if (!made.silent) made.text = where + ": what listens there does not have the key of this job";
     return made;
   }
   c->post({.what = socket_frame::kind::hello}, in.hello(listener));
   for (auto what = c->flush(); what != state::moved; what = c->flush())
     if (!wait(what)) {
-      made.text = where + ": it took no greeting";
+      if (!made.silent) made.text = where + ": it took no greeting";
       return made;
     }
   while (!made.answer) {
@@ -71,7 +73,7 @@ CAIRN_BODY dialled_rank dial(socket_service& in, const std::string& host, std::u
         max_hello_bytes, in.spares);
     if (made.answer) break;
     if (!good || what == state::moved || !wait(what)) {
-      made.text = where + ": what listens there is no rank of cairn, or of another version";
+      if (!made.silent) made.text = where + ": what listens there is no rank of cairn, or of another version";
       return made;
     }
   }

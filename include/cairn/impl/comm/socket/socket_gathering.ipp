@@ -88,7 +88,8 @@ CAIRN_BODY found_rank_0 come(socket_service& in, const std::string& host, std::u
                              std::uint64_t listener, deadline until) {
   using status = socket_answer::status;
   auto made = dial(in, host, port, listener, until);
-  if (!made.answer) return {false, made.reached, made.text};
+  // A rank 0 that has no time answers nothing, and proves to be of this job later.
+  if (!made.answer) return {false, made.reached && !made.silent, made.text};
   const auto& o = in.options;
   const auto refuse = [&](const char* sentence, const std::string& expected, const std::string& got) {
     fail(error_id::usage_bad_option, sentence,
