@@ -543,6 +543,36 @@ TEST_CASE("a rank that gives up a try before it has its answer comes again, seen
   }
 }
 
+TEST_CASE("a rank whose try by the file was admitted and got no answer comes with its next one") {
+  const scratch_directory place;
+  const auto path = place.path() + "/job", by_proxy = place.path() + "/proxy";
+  const socket_options plain{.protection = cairn::socket_protection::plaintext};
+  rank_in_thread zero(socket_job::in_file(path, 0, 2), plain);
+  const auto file = await_file(path);
+  std::vector<cairn::detail::file_descriptor> kept;
+  std::atomic<bool> swallowed{false};
+  const own_server proxy([&](cairn::detail::file_descriptor from) {
+    auto to = stranger(file.rank_0.port).release();
+    ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
+    for (;;) {
+      pollfd both[] = {{from.get(), POLLIN, 0}, {to.get(), POLLIN, 0}};
+      if (::poll(both, 2, 60'000) <= 0) return;
+      if (both[1].revents != 0 && !swallowed) break;  // its answer, which is never handed on
+      for (int side = 0; side < 2; ++side)
+        if (both[side].revents != 0 && carry(both[side].fd, both[1 - side].fd) == 0) return;
+    }
+    kept.push_back(std::move(from));
+    kept.push_back(std::move(to));
+    swallowed = true;
+  });
+  auto quick = plain;
+  quick.handshake_timeout = 300ms;
+  rank_in_thread one(job_by_proxy(file, by_proxy, proxy.port()), quick);
+  one.get().send(0, bytes_of("here"), ample());
+  CHECK(text_of(zero.get().receive(1, ample())) == "here");
+  CHECK(swallowed);
+}
+
 TEST_CASE("what listens in rank 0's place and says nothing may be rank 0, which has no time yet") {
   std::vector<cairn::detail::file_descriptor> kept;
   const own_server silent(

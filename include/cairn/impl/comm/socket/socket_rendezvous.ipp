@@ -342,11 +342,15 @@ inline void find_rank_0(socket_world& world, const socket_job& job, const socket
 inline owned<socket_world> find_by_file(const socket_world_options& told, const socket_job& job,
                                         const socket_options& options, deadline until) {
   auto pause = between_tries(job.size);
+  std::uint64_t link = 0;
   std::string found = "there is no such file";
   for (;;) {
     if (const auto file = read_job_file(job.file)) {
       link_address own;
       auto listening = listen_for_ranks(job, options, "127.0.0.1", own);
+      // By it rank 0 knows another try of this process, whose last one it may not have seen to end.
+      if (link == 0) link = own.link;
+      own.link = link;
       auto world = detail::make_owned<socket_world>(told, file->key, std::move(listening), std::move(own));
       for (const auto& host : file->rank_0.hosts) {
         const auto tried = come(world->service(), host, file->rank_0.port, file->rank_0.link,
