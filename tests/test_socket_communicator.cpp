@@ -177,6 +177,7 @@ struct rank_in_thread {
           } catch (...) {
             thrown = std::current_exception();
           }
+          ended = true;
         }) {}
   socket_communicator& get() {
     if (thread.joinable()) thread.join();
@@ -185,6 +186,7 @@ struct rank_in_thread {
   }
   std::optional<socket_communicator> comm;
   std::exception_ptr thrown;
+  std::atomic<bool> ended{false};
   std::jthread thread;
 };
 
@@ -479,7 +481,7 @@ TEST_CASE(
   thrown_on_ranks(2, [&](int rank) {
     auto job = socket_job::at("job", rank, 2, "127.0.0.1:" + std::to_string(file.rank_0.port));
     job.key = secret;
-    const auto refused = error_of([&] { socket_communicator{job}; });
+    const auto refused = error_of([&] { socket_communicator{job, {.timeout = rank == 0 ? 1s : 240s}}; });
     CHECK(refused->id() == (rank == 0 ? error_id::usage_bad_option : error_id::peer_refused));
     CHECK((rank == 0 || (refused->fields().rank == 0 && says(*refused, "CAIRN_JOB_KEY"))));
   });
@@ -571,6 +573,24 @@ TEST_CASE("a rank whose try by the file was admitted and got no answer comes wit
   one.get().send(0, bytes_of("here"), ample());
   CHECK(text_of(zero.get().receive(1, ample())) == "here");
   CHECK(swallowed);
+}
+
+TEST_CASE("rank 0 waits for its port, which a process of the run before may have for a while") {
+  cairn::detail::link_address at;
+  auto before = cairn::detail::listen_at("127.0.0.1", 0, 1, at);
+  auto job = job_at_ports(0, 2);
+  job.port = at.port;
+  job.ports = 1;
+  rank_in_thread zero(job);
+  // As long as where there are other ports.
+  for (const auto until = deadline::in(2300ms); !until.passed() && !zero.ended;)
+    static_cast<void>(cairn::detail::sleep_for(10ms, until));
+  before.reset();
+  if (zero.ended) zero.get();
+  job.rank = 1;
+  rank_in_thread one(job);
+  one.get().send(0, bytes_of("here"), ample());
+  CHECK(text_of(zero.get().receive(1, ample())) == "here");
 }
 
 TEST_CASE("what listens in rank 0's place and says nothing may be rank 0, which has no time yet") {

@@ -9,10 +9,15 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// What listen_at() says where others have all of the ports, which they may free.
+inline constexpr std::string_view no_free_port =
+    "no port is free for a link; give it more ports, or other ones";
 
 /// Listens for TCP connections: at a numeric address, or where it is empty at all addresses of this host, IPv4 and
 /// IPv6; at the first free one of `ports` ports from `first_port` on, 0: at one that the system chooses. Fills in

@@ -138,9 +138,7 @@ CAIRN_BODY owned<unforked_file> listen_at(const std::string& address, std::uint1
     if (!address.empty()) break;
   }
   const std::string range = std::to_string(first_port) + " to " + std::to_string(first_port + ports - 1);
-  if (why == EADDRINUSE)
-    fail(error_id::usage_bad_option, "no port is free for a link; give it more ports, or other ones",
-         {.got = range});
+  if (why == EADDRINUSE) fail(error_id::usage_bad_option, no_free_port, {.got = range});
   if (why == EADDRNOTAVAIL)
     fail(error_id::usage_bad_option, "this host does not have the address that a link was told to listen at",
          {.got = address});

@@ -273,15 +273,17 @@ inline owned<unforked_file> listen_for_ranks(const socket_job& job, const socket
   return made;
 }
 
-/// What listens in the place of a port that an earlier run has left may end within a moment.
+/// What listens in the place of a port that an earlier run has left may end within a moment. The only one that rank 0 may
+/// have is its own until the system has freed the memory of a process that was killed, which takes a second for 20 GiB.
 inline owned<unforked_file> listen_patiently(const socket_job& job, const socket_options& options,
                                              const std::string& meeting, link_address& told) {
+  const bool only = job.rank == 0 && job.file.empty() && job.ports == 1;
   const auto until =
-      deadline::in(std::min<std::chrono::nanoseconds>(options.timeout, std::chrono::seconds(2)));
+      deadline::in(std::min<std::chrono::nanoseconds>(options.timeout, std::chrono::seconds(only ? 60 : 2)));
   for (;;) try {
       return listen_for_ranks(job, options, meeting, told);
-    } catch (const usage_error&) {
-      if (!sleep_for(std::chrono::milliseconds(100), until)) throw;
+    } catch (const usage_error& e) {
+      if (e.message() != no_free_port || !sleep_for(std::chrono::milliseconds(100), until)) throw;
     }
 }
 
