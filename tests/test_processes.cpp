@@ -484,6 +484,31 @@ TEST_CASE("a host without memory, or low limits, is a storage error") {
     expect_good(ends);
     CHECK(ends[0].said == "storage.no_space -1");
   }
+  SUBCASE("descriptors to begin the job, and none to let a rank in") {
+    const auto job = job_name();
+    const auto ends = process_ranks(2).run([&](rank_process& me) {
+      const auto try_once = [&] {
+        return message_of([&] { shared_memory_communicator comm(job, me.rank(), 2, {.timeout = 200ms}); });
+      };
+      if (me.rank() == 1) {
+        while (me.word(0) == 0) static_cast<void>(try_once());
+        return;
+      }
+      const int next = ::dup(0);
+      ::close(next);
+      const auto until = ample();
+      for (rlim_t more = 1; me.word(0) == 0; more = more % 8 + 1) {
+        const rlimit limit{static_cast<rlim_t>(next) + more, static_cast<rlim_t>(next) + 8};
+        if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw std::runtime_error("a limit was not set");
+        const auto said = try_once();
+        if (said.find("rank 0 could not take a connection: ") != std::string::npos &&
+            said.find("ulimit -n") != std::string::npos)
+          me.word(0) = 1;
+        if (until.passed()) throw std::runtime_error("rank 0 never says that it has no descriptors: " + said);
+      }
+    });
+    expect_good(ends);
+  }
   SUBCASE("limits") {
     const auto limited = [&](auto which, rlim_t most) {
       return process_ranks(1)

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// threaded
 // links: cairn::links
 //
 // Ranks over sockets where memory runs out for a while, or for good: nothing that was sent is lost, no end of a rank is

@@ -190,7 +190,15 @@ class rendezvous_host {
   void accept_all() {
     for (;;) {
       file_descriptor came(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!came.open()) return;
+      if (!came.open()) {
+        const int why = errno;
+        if (why == EAGAIN || why == EINTR || why == ECONNABORTED) return;
+        refused_ = "rank 0 could not take a connection: " + std::generic_category().message(why) +
+                   (why == EMFILE ? "; raise the limit of its open files (ulimit -n)" : "");
+        // Who waits to be let in would wake it at once again.
+        sleep_for(std::chrono::milliseconds(10), deadline::never());
+        return;
+      }
       // Nobody else can speak for this user; and no crowd of the silent keeps the ranks out.
       if (peer_of(came.get()).uid != ::geteuid()) continue;
       if (joining_.size() >= max_joining) joining_.erase(joining_.begin());
