@@ -81,8 +81,8 @@ class socket_connection {
   int peer = -1;         ///< the rank at the other end, once that is known
   bool star = false;     ///< the connection by which a rank came to rank 0
   deadline::clock::time_point due = deadline::clock::time_point::max();  ///< when a stranger is given up
-  bool listed = false;                      ///< the thread goes on with it without being told by the system
-  std::shared_ptr<socket_connection> next;  ///< another one that is listed
+  bool listed = false;  ///< the thread goes on with it without being told by the system
+  std::shared_ptr<socket_connection> next_listed;  ///< another one that is listed
   /// Steady clock, in ns: when something came last. Any thread.
   std::atomic<std::int64_t> last_heard{0};
   /// It ends because this process had no memory for what it sent. Any thread.

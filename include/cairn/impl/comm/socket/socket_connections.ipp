@@ -117,7 +117,7 @@ CAIRN_BODY void socket_connections::serve() noexcept {
       const auto c = std::move(unfinished);
       {
         const std::lock_guard lock(mutex);
-        unfinished = std::move(c->next);
+        unfinished = std::move(c->next_listed);
         c->listed = false;
       }
       go_on(c->id, false);
@@ -215,7 +215,7 @@ CAIRN_BODY void socket_connections::arm(socket_connection& c) noexcept {
 /// The thread goes on with it without being told by the system. @pre the mutex is locked
 CAIRN_BODY void socket_connections::look_again(const connection_ptr& c, int after_ms) noexcept {
   unfinished_ms_ = std::min(unfinished_ms_, after_ms);
-  if (!std::exchange(c->listed, true)) c->next = std::exchange(unfinished_, c);
+  if (!std::exchange(c->listed, true)) c->next_listed = std::exchange(unfinished_, c);
 }
 
 CAIRN_BODY void socket_connections::resume(int rank) noexcept {
@@ -346,10 +346,14 @@ CAIRN_BODY void socket_connections::add(const connection_ptr& made, int rank, bo
   made->trusted = true;
   made->id = next_id_++;
   made->armed = EPOLLIN;
+  // The thread looks for it once the mutex is free. Where there is no room for it, nothing is left of it.
   all_.try_emplace(made->id, made);
+  if (!control(EPOLL_CTL_ADD, made->number(), EPOLLIN, made->id)) {
+    const int why = errno;
+    all_.erase(made->id);
+    fail_system(why, "a rank cannot wait for its connections");
+  }
   attach(made, rank, star);
-  if (!control(EPOLL_CTL_ADD, made->number(), EPOLLIN, made->id))
-    fail_system(errno, "a rank cannot wait for its connections");
 }
 
 CAIRN_BODY void socket_connections::post(std::vector<posting>& all) noexcept {
