@@ -1088,6 +1088,19 @@ TEST_CASE("a program whose file is removed or replaced while it runs goes on sav
   CHECK(newest(scratch.path() + "/store") == 3);
 }
 
+TEST_CASE("what a program prints to a stream that is closed is written into no checkpoint" * not_threaded) {
+  for (const char* closed : {"1", "2", "01", "12", "012"}) {
+    const scratch_directory scratch;
+    const ::pid_t child = ::fork();
+    if (child == 0) {
+      ::execl("/proc/self/exe", "trainer", "--without-streams", scratch.path().c_str(), closed, nullptr);
+      ::_exit(127);
+    }
+    const int status = exit_status_of(child);
+    CHECK_MESSAGE(status == 0, std::string(closed));
+  }
+}
+
 TEST_CASE(
     "a worker program that goes, or speaks otherwise, fails its save with a reason, and the next save "
     "works" *
@@ -1506,6 +1519,7 @@ void cairn_test_before_main(int argc, char** argv) {
   if (role == "--queuing-trainer") std::exit(queuing_trainer(argv[2], argv[3]));
   if (role == "--device-trainer") std::_Exit(device_trainer(argv[2], argv[3], argv[4]));
   if (role == "--without-its-file") std::_Exit(saves_without_its_file(argv[2]));
+  if (role == "--without-streams") std::_Exit(saves_without_streams(argv[2], argv[3]));
   if (role == "--without-shm") std::_Exit(saves_without_shm(argv[2]));
   if (role == "--in-a-group") std::_Exit(saves_in_a_group(argv[2], {argv[3], argv[4] == std::string("2")}));
 }

@@ -406,6 +406,30 @@ inline int saves_without_its_file(const std::string& directory) {
   return 0;
 }
 
+/// Prints beside its saves with these standard streams closed. Returns 0, or the step that loads otherwise than it was
+/// saved.
+inline int saves_without_streams(const std::string& directory, const std::string& closed) {
+  for (const char stream : closed) ::close(stream - '0');
+  trained run;
+  auto ckpt = make(directory + "/store", cairn::process_executor{});
+  for (int step = 1; step <= 3; ++step) {
+    run.update(step);
+    // What is printed comes before the worker has read anything.
+    const auto stopped = workers();
+    for (const auto worker : stopped) ::kill(worker, SIGSTOP);
+    const auto save = ckpt.save(run.state, step);
+    for (const char stream : closed)
+      for (int line = 0; line < 2000; ++line)
+        static_cast<void>(!::write(stream - '0', "step 1 loss 0.123456\n", 21));
+    for (const auto worker : stopped) ::kill(worker, SIGCONT);
+    save.wait();
+    trained other;
+    ckpt.load(other.state, step);
+    if (!other.is_of(step)) return step;
+  }
+  return 0;
+}
+
 /// Saves in a memory control group: a save that needs more than the group has left fails, the next one, which
 /// has room, succeeds, and neither process is killed. Returns 0, or the number of the check that failed.
 inline int saves_in_a_group(const std::string& directory, const memory_group& group) {

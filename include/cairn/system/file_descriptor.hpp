@@ -3,6 +3,7 @@
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -17,11 +18,23 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Owns a file descriptor. Moved from, it is -1.
+/// The same file under a number above the standard streams', where it has one of theirs: in a process that has closed them,
+/// what anybody prints would be written into a checkpoint. Closes the lower one. -1 and errno where there is no number.
+inline int above_standard_streams(int number) noexcept {
+  if (number < 0 || number > STDERR_FILENO) return number;
+  const int moved = ::fcntl(number, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int why = errno;
+  ::close(number);
+  errno = why;
+  return moved;
+}
+
+/// Owns a file descriptor, which is none of the standard streams'. Moved from, it is -1.
 class file_descriptor {
  public:
   file_descriptor() = default;
-  explicit file_descriptor(int number) noexcept : number_(number) {}
+  /// See above_standard_streams(): get() may be another number.
+  explicit file_descriptor(int number) noexcept : number_(above_standard_streams(number)) {}
   file_descriptor(file_descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
   file_descriptor& operator=(file_descriptor&& other) noexcept {
     if (this != &other) {

@@ -249,7 +249,7 @@ CAIRN_BODY std::uint64_t worker_session::question_of(const secret_bytes& answer)
 CAIRN_BODY std::shared_ptr<shared_segment> worker_session::segment(const shared_place& place,
                                                                    const wire_reader& in) {
   if (const auto came = unmapped_.find(place.id); came != unmapped_.end()) {
-    file_descriptor file(::fcntl(came->second.get(), F_DUPFD_CLOEXEC, 0));
+    file_descriptor file(::fcntl(came->second.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
     if (!file.open()) fail_system(errno, "the descriptor of shared memory could not be kept");
     auto made = detail::make_shared<shared_segment>(std::move(file), place.bytes);
     if (made->id() != place.id) in.fail_here("a descriptor is of other shared memory than announced");

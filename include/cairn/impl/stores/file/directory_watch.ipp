@@ -4,6 +4,7 @@
 #include <cairn/stores/file/directory_watch.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/file_descriptor.hpp>
 
 #include <dirent.h>
 #include <poll.h>
@@ -130,7 +131,7 @@ class directory_watch final : public change_watch {
 };
 
 CAIRN_BODY std::unique_ptr<change_watch> watch_directory(const std::string& root, std::string_view prefix) {
-  const int descriptor = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  const int descriptor = detail::above_standard_streams(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   if (descriptor < 0) return nullptr;
   const int watched = ::inotify_add_watch(descriptor, root.c_str(),
                                           IN_CREATE | IN_MOVED_TO | IN_DELETE | IN_MOVED_FROM | IN_ONLYDIR);

@@ -3,6 +3,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/stores/file/file_system_kinds.hpp>
 #include <cairn/stores/file/posix_file_system.hpp>
+#include <cairn/system/file_descriptor.hpp>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -37,6 +38,9 @@ namespace detail {
 [[nodiscard]] inline int system_code(int result) noexcept {
   return result < 0 ? -errno : result;
 }
+[[nodiscard]] inline int opened_code(int number) noexcept {
+  return system_code(above_standard_streams(number));
+}
 
 [[nodiscard]] inline std::optional<file_kind> kind_of(unsigned char type) noexcept {
   if (type == DT_UNKNOWN) return {};
@@ -69,12 +73,12 @@ CAIRN_BODY std::uint64_t posix_file_system::unique_number() const noexcept {
 }
 
 CAIRN_BODY int posix_file_system::open_directory_at(int directory, const char* name) const noexcept {
-  return detail::system_code(::openat(directory, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  return detail::opened_code(::openat(directory, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
 }
 
 CAIRN_BODY int posix_file_system::open_at(int directory, const char* name, int flags,
                                           unsigned mode) const noexcept {
-  return detail::system_code(
+  return detail::opened_code(
       ::openat(directory, name, flags | O_CLOEXEC | O_NOFOLLOW, static_cast<::mode_t>(mode)));
 }
 
@@ -179,7 +183,7 @@ CAIRN_BODY int posix_file_system::direct(int file, direct_alignment& out) const 
 }
 
 CAIRN_BODY int posix_file_system::list(int directory, std::vector<directory_entry>& entries) const {
-  const int own = detail::system_code(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const int own = detail::opened_code(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (own < 0) return own;
   DIR* stream = ::fdopendir(own);
   if (stream == nullptr) {
@@ -243,11 +247,11 @@ CAIRN_BODY void posix_file_system::quotas(int file, std::vector<quota_use>& out)
 }
 
 CAIRN_BODY int posix_file_system::open_directory(const char* path) const noexcept {
-  return detail::system_code(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return detail::opened_code(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
 CAIRN_BODY int posix_file_system::duplicate(int file) const noexcept {
-  return detail::system_code(::fcntl(file, F_DUPFD_CLOEXEC, 0));
+  return detail::system_code(::fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
 }
 
 CAIRN_BODY int posix_file_system::close(int file) const noexcept {
