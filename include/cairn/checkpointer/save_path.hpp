@@ -345,17 +345,18 @@ class save_path {
   /// In a handler.
   save_handle failed(const attempt& save) {
     save.progress->set_failed(std::current_exception());
-    return enqueued(save.progress);
+    return enqueued(save.progress, false);
   }
-  save_handle enqueued(const std::shared_ptr<save_progress>& progress) {
+  save_handle enqueued(const std::shared_ptr<save_progress>& progress, bool begun = true) {
     saves_.set_last(progress);
     if (const int failures = services_->failures_in_a_row();
         options_.max_consecutive_failures > 0 && failures >= options_.max_consecutive_failures)
       fail(error_id::usage_too_many_failures,
            "save() throws after " + std::to_string(options_.max_consecutive_failures) +
                " saves in a row that failed (max_consecutive_failures; " + std::to_string(failures) +
-               " have by now), and has begun this save all the same: who catches this trains on without a "
-               "checkpoint until one succeeds. The last failure: " +
+               " have by now), and " +
+               (begun ? "has begun this save all the same" : "could not begin this one") +
+               ": who catches this trains on without a checkpoint until one succeeds. The last failure: " +
                services_->last_failure());
     if (held_ != nullptr) held_->throw_failure_of_store();
     return save_handle(progress);

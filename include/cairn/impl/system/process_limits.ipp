@@ -40,9 +40,13 @@ CAIRN_BODY std::size_t open_descriptors() noexcept {
 }
 
 CAIRN_BODY void fail_for_threads(const std::string& what_for) {
-  fail(error_id::storage_limit, "no thread could be started " + what_for + ": " +
-                                    limit_text(RLIMIT_NPROC, "RLIMIT_NPROC", "ulimit -u") +
-                                    "; raise it, or the limit pids.max of the control group");
+  auto text = "no thread could be started " + what_for + ": " +
+              limit_text(RLIMIT_NPROC, "RLIMIT_NPROC", "ulimit -u") +
+              "; raise it, or the limit pids.max of the control group";
+  rlimit memory{};
+  if (::getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY)
+    text += "; or there is no room for its stack: " + limit_text(RLIMIT_AS, "RLIMIT_AS", "ulimit -v");
+  fail(error_id::storage_limit, text);
 }
 
 }  // namespace detail

@@ -242,11 +242,10 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
   if (user.rank == 0 || spread_)
     made = make();
   else if (::access(path(mark).c_str(), F_OK) != 0)
-    fail(
-        error_id::storage_not_shared,
-        "a rank does not see the local tier of rank 0: on several hosts a local tier needs partner_copies or "
-        "parity, and links between them (docs/tiers.md)",
-        {.rank = user.rank, .file = directory_});
+    fail(error_id::storage_not_shared,
+         "a rank does not see the local tier of rank 0: give all ranks of a host the same directory; on "
+         "several hosts a local tier needs partner_copies or parity, and links between them (docs/tiers.md)",
+         {.rank = user.rank, .file = directory_});
   look_at_place();
   if (made && on_disk_)
     files_->sync(directory_.substr(0, std::max<std::size_t>(directory_.rfind('/'), 1)), -1);
