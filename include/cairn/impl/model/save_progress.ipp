@@ -305,10 +305,8 @@ CAIRN_BODY void save_progress::note_copying() noexcept {
 CAIRN_BODY std::string save_progress::stage() const {
   return written_ ? ": this rank's part is durable, the commit is awaited"
                   : ": this rank's part is not durable yet; if its bytes do not grow, the store hangs, or "
-                    "its worker "
-                    "process is stopped (kill -CONT), or, with persist{.writers_at_once}, a rank before this "
-                    "one has "
-                    "not written";
+                    "its worker process is stopped (kill -CONT), or, with "
+                    "persist{.writers_at_once}, a rank before this one has not written";
 }
 
 CAIRN_BODY error_fields save_progress::here() const {
