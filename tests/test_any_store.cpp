@@ -115,6 +115,14 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(cairn::any_store(locked_archetype{objects}).create("x", 0).lock_descriptor() == 7);
     CHECK(cairn::any_store(counting_archetype{objects}).create("x", 0).helper_cpu() == 21);
   }
+  SUBCASE("identities") {
+    CHECK(cairn::any_store(identifying_archetype{objects}).identify("a")->version == "a");
+    const cairn::any_store without(watching_archetype{objects});
+    without.put_new("a", some_bytes());
+    CHECK(without.identify("a")->bytes == some_bytes().size());
+    CHECK(without.identify("a")->version.empty());
+    CHECK_FALSE(without.identify("b").has_value());
+  }
   SUBCASE("second keys") {
     const cairn::any_store store(linking_archetype{objects});
     CHECK(store.links());

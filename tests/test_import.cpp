@@ -18,12 +18,18 @@
 #include <support/planner_conformance.hpp>
 #include <support/scratch_directory.hpp>
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
+#include <fstream>
 #include <functional>
 #include <latch>
 #include <memory>
@@ -290,6 +296,67 @@ TEST_CASE("of what is damaged nothing is made") {
   CHECK(refused.kind() == cairn::error_kind::corrupt);
   CHECK(refused.fields().file == "b.safetensors");
   CHECK(store.list("").empty());
+}
+
+/// A file of one tensor `w` whose elements are all the same.
+void put_file(const std::string& path, float value, std::size_t count) {
+  cairn::memory_store made;
+  put(made, "made", {{"w", {static_cast<std::int64_t>(count)}}});
+  auto bytes = made.read_all("made", 1u << 30).value();
+  const std::vector<float> values(count, value);
+  std::memcpy(bytes.data() + (bytes.size() - count * sizeof(float)), values.data(), count * sizeof(float));
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+TEST_CASE("an import of files that are replaced or written again meanwhile commits nothing") {
+  const cairn_test::scratch_directory directory;
+  const auto path = directory.path() + "/model.safetensors";
+  constexpr std::size_t count = 5'000'000;  // several reads
+  put_file(path, 1, count);
+  // Long ago, however soon it is written again.
+  const timespec times[2] = {{1'000'000'000, 0}, {1'000'000'000, 0}};
+  REQUIRE(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+  std::function<void()> meanwhile;
+  SUBCASE("replaced by a rename, with the same header and size") {
+    const auto next = directory.path() + "/next";
+    put_file(next, 2, count);
+    meanwhile = [&, next] { REQUIRE(::rename(next.c_str(), path.c_str()) == 0); };
+  }
+  SUBCASE("written again in place") {
+    meanwhile = [&] { put_file(path, 2, count); };
+  }
+  bool done = false;
+  cairn::import_options options;
+  options.progress = [&](std::uint64_t, std::uint64_t) {
+    if (!std::exchange(done, true)) meanwhile();
+  };
+  cairn::memory_store store;
+  const auto refused = failure_of([&] {
+    (void)cairn::import_safetensors(cairn::safetensors_files{directory.path()}.reader(),
+                                    cairn::any_store(store), options);
+  });
+  CHECK(done);
+  CHECK(refused.id() == error_id::corrupt_identity);
+  CHECK(refused.fields().file == "model.safetensors");
+  CHECK(cairn::safetensors_reader(cairn::any_store(store)).list().empty());
+}
+
+TEST_CASE("an import from a store without identities finds another header") {
+  auto source = model();
+  cairn::memory_store store;
+  bool done = false;
+  cairn::import_options options;
+  options.progress = [&](std::uint64_t, std::uint64_t) {
+    if (std::exchange(done, true)) return;
+    source.remove("c.safetensors");
+    put(source, "c.safetensors", {{"scole", {}, 3}, {"empty", {0, 4}}, {"small", {3}, 9}});
+  };
+  CHECK(failure_of([&] {
+          (void)cairn::import_safetensors(cairn::safetensors_files(source).reader(), cairn::any_store(store),
+                                          options);
+        }).id() == error_id::corrupt_identity);
+  CHECK(cairn::safetensors_reader(cairn::any_store(store)).list().empty());
 }
 
 }  // namespace

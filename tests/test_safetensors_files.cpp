@@ -9,6 +9,7 @@
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <support/faulty_store.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/scratch_directory.hpp>
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -471,6 +473,30 @@ TEST_CASE("verify finds what has changed since the files were opened") {
   REQUIRE(::unlink(path.c_str()) == 0);
   CHECK(failure_of([&] { (void)reader.verify(opened, cairn::deadline::never()); }).id() ==
         error_id::corrupt_missing_file);
+}
+
+TEST_CASE("a load of a file that is replaced while it is read is an error, not a mix of two models") {
+  const scratch_directory directory;
+  const auto next = directory.path() + "/next";
+  put(directory.path() + "/model.safetensors", file_of({whole_part("w", {1000})}));
+  put(next, file_of({whole_part("w", {1000}, 5)}));
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  // The read after that of the header.
+  faults->add({.kind = cairn_test::store_call::read, .at = 1, .action = [&](auto) {
+                 REQUIRE(::rename(next.c_str(), (directory.path() + "/model.safetensors").c_str()) == 0);
+               }});
+  cairn::checkpointer ckpt{cairn::safetensors_files(cairn_test::faulty_store<cairn::file_store>{
+                               cairn::file_store{directory.path()}, faults}),
+                           quiet()};
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  const auto refused = failure_of([&] { (void)ckpt.load(state, 0); });
+  CHECK(faults->triggered() == 1);
+  CHECK(refused.id() == error_id::corrupt_identity);
+  CHECK(refused.fields().file == "model.safetensors");
+  (void)ckpt.load(state, 0);
+  CHECK(w == floats(1000, 5));
 }
 
 TEST_CASE("nothing is written to a storage that is only read") {

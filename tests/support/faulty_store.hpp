@@ -175,6 +175,12 @@ class faulty_store {
   std::optional<std::uint64_t> size(std::string_view key) {
     return faults_->around(store_call::size, key, [&] { return inner_.size(key); });
   }
+  /// Counts as size().
+  std::optional<cairn::object_identity> identify(std::string_view key)
+    requires cairn::IdentifiesObjects<Inner>
+  {
+    return faults_->around(store_call::size, key, [&] { return inner_.identify(key); });
+  }
   std::vector<cairn::listed_object> list(std::string_view prefix) {
     return faults_->around(store_call::list, prefix, [&] { return inner_.list(prefix); });
   }

@@ -191,6 +191,13 @@ struct watching_archetype : extended_archetype {
   std::unique_ptr<cairn::change_watch> watch(std::string_view) & { return std::make_unique<least_watch>(); }
 };
 
+struct identifying_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  std::optional<cairn::object_identity> identify(std::string_view key) & {
+    return cairn::object_identity{3, std::string(key)};
+  }
+};
+
 struct layered_archetype : extended_archetype {
   layered_archetype(const cairn::memory_store& own, telling_archetype below)
       : extended_archetype(own), inner_(std::move(below)) {}
@@ -244,6 +251,8 @@ static_assert(cairn::LinksObjects<linking_archetype> && !cairn::MayLink<linking_
               cairn::MayLink<not_linking_archetype>);
 static_assert(cairn::LinksUntil<hanging_link_archetype> && !cairn::LinksUntil<linking_archetype>);
 static_assert(cairn::WatchesChanges<watching_archetype>);
+static_assert(cairn::IdentifiesObjects<identifying_archetype> &&
+              !cairn::IdentifiesObjects<watching_archetype>);
 static_assert(cairn::LayeredStore<layered_archetype> && cairn::DecodingStore<decoding_archetype>);
 
 }  // namespace cairn_test

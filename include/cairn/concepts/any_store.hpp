@@ -133,6 +133,8 @@ class any_store {
   /// See OffersReadSessions.
   [[nodiscard]] read_session begin_reads() const;
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
+  /// See IdentifiesObjects; the size alone where the store has none.
+  [[nodiscard]] std::optional<object_identity> identify(std::string_view key) const;
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) const;
   void remove(std::string_view key) const;
   [[nodiscard]] std::string describe() const;

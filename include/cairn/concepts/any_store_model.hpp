@@ -74,6 +74,7 @@ struct store_face {
   virtual bool publish_new(std::string_view key, std::span<const std::byte> bytes) = 0;
   virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
   virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
+  virtual std::optional<object_identity> identify(std::string_view key) = 0;
   virtual std::vector<listed_object> list(std::string_view prefix) = 0;
   virtual std::vector<std::string> keys(std::string_view prefix, std::size_t parts) = 0;
   virtual std::optional<std::vector<std::string>> keys_after(std::string_view prefix, std::string_view after,
@@ -250,6 +251,15 @@ struct store_model final : store_face {
     return read_whole(store, key, cap);
   }
   std::optional<std::uint64_t> size(std::string_view key) override { return store.size(key); }
+  std::optional<object_identity> identify(std::string_view key) override {
+    if constexpr (IdentifiesObjects<S>) {
+      return store.identify(key);
+    } else {
+      const auto bytes = store.size(key);
+      if (!bytes) return std::nullopt;
+      return object_identity{*bytes};
+    }
+  }
   std::vector<listed_object> list(std::string_view prefix) override { return store.list(prefix); }
   std::vector<std::string> keys(std::string_view prefix, std::size_t parts) override {
     return list_keys(store, prefix, parts);

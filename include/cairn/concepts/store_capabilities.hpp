@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -155,6 +156,22 @@ concept MayLink = LinksObjects<S> && requires(S& s) {
 template <class S>
 concept WatchesChanges = ByteStore<S> && requires(S& s, std::string_view prefix) {
   { s.watch(prefix) } -> std::same_as<std::unique_ptr<change_watch>>;
+};
+
+/// What a store knows of an object besides its bytes, as identify() of IdentifiesObjects reports it.
+struct object_identity {
+  std::uint64_t bytes = 0;   ///< as size() returns them
+  std::string version = {};  ///< differs once the object was replaced or written again; empty: not known
+};
+
+/// A ByteStore whose objects others may replace, and which can tell that they did.
+///
+/// - `identify(key)`: returns the identity of the object, or nothing if there is none. Of two equal ones, no byte of the
+///   object changed between the calls; of different ones it may have. They are compared on one host alone. Throws
+///   storage_error.
+template <class S>
+concept IdentifiesObjects = ByteStore<S> && requires(S& s, std::string_view key) {
+  { s.identify(key) } -> std::same_as<std::optional<object_identity>>;
 };
 
 /// A ByteStore over another one, which changes the bytes of some objects, for example by compression.

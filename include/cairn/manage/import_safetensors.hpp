@@ -38,6 +38,9 @@ struct import_report {
 ///   cairn::any_store target(cairn::file_store{"checkpoints"});
 ///   cairn::import_safetensors(cairn::safetensors_files{"models/llama"}.reader(), target);
 ///
+/// A file that is replaced or written again meanwhile ends the import with corrupt_identity: nothing is committed then.
+/// Where the source does not model IdentifiesObjects, that is found by headers and sizes alone.
+///
 /// @throws corrupt_error, storage_error: storage_already_committed where there is a checkpoint of this step; usage_error
 /// (usage_unknown_name) where there is no tensor, or a pattern matches none
 [[nodiscard]] import_report import_safetensors(foreign_reader from, any_store target,

@@ -31,6 +31,8 @@ struct streamed_checkpoint {
   std::size_t ranks_at_a_time = 1;  ///< that are written at once
   /// Reads bytes of items of a rank; of several ranks at once, and of one by several threads.
   callback<void(std::size_t rank, std::span<const streamed_bytes> wanted)> fetch;
+  /// Called when all is written, before the commit: what it throws ends the checkpoint. May be empty.
+  callback<void()> check;
   /// True ends it early; may be empty.
   callback<bool()> stop;
 };

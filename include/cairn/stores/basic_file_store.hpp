@@ -240,6 +240,21 @@ std::optional<std::uint64_t> basic_file_store<F>::size(std::string_view key) {
 }
 
 template <FileSystem F>
+std::optional<object_identity> basic_file_store<F>::identify(std::string_view key) {
+  file_status s;
+  int error = 0;
+  const auto file = detail::file_names(*tree_).status_opened(key, s, error);
+  if (error < 0) detail::fail_io(-error, "open", tree_->path_of(key));
+  if (!file) return {};
+  object_identity found{s.bytes};
+  for (const auto part :
+       {static_cast<std::int64_t>(s.identity.device), static_cast<std::int64_t>(s.identity.inode),
+        s.identity.born, static_cast<std::int64_t>(s.bytes), s.modified, s.changed})
+    found.version += std::to_string(part) + " ";
+  return found;
+}
+
+template <FileSystem F>
 std::vector<listed_object> basic_file_store<F>::list(std::string_view prefix) {
   std::vector<listed_object> found;
   detail::file_names(*tree_).visit(

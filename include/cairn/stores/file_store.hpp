@@ -103,6 +103,10 @@ class basic_file_store {
 
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key);
 
+  /// See IdentifiesObjects: what stat(2) says of the file; what is written within one tick of the system's clock (some
+  /// milliseconds) may look the same.
+  [[nodiscard]] std::optional<object_identity> identify(std::string_view key);
+
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix);
 
   /// See ListsKeys.

@@ -136,6 +136,8 @@ class s3_store {
     return bucket_->client.get_all(full_key(key), cap);
   }
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key);
+  /// See IdentifiesObjects: the version is the ETag.
+  [[nodiscard]] std::optional<object_identity> identify(std::string_view key);
 
   /// A request for each 1000 keys; large directories are listed at once.
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix);
@@ -208,7 +210,7 @@ class s3_store {
 
 static_assert(ByteStore<s3_store> && ConditionalRemove<s3_store> && ListsKeysAfter<s3_store>);
 static_assert(SelfTestingStore<s3_store> && SizesReads<s3_store> && OffersReadSessions<s3_store>);
-static_assert(ListsUnfinished<s3_store> && ShowsWriters<s3_store>);
+static_assert(ListsUnfinished<s3_store> && ShowsWriters<s3_store> && IdentifiesObjects<s3_store>);
 static_assert(DeadlineObjectWriter<s3_store::object_writer>);
 static_assert(Portable<s3_store> && MayLink<s3_store>);
 

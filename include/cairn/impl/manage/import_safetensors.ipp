@@ -13,6 +13,7 @@
 #include <cairn/storage/foreign/foreign_checkpoint.hpp>
 #include <cairn/storage/foreign/foreign_reader.hpp>
 #include <cairn/system/algorithm.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -95,7 +96,7 @@ struct import_selection {
 
 CAIRN_BODY import_report import_safetensors(foreign_reader from, any_store target,
                                             const import_options& options) {
-  const auto checkpoint = from.open(0, from.fetch(0));
+  auto checkpoint = from.open(0, from.fetch(0));
   auto selected = detail::select_items(checkpoint, options.items);
   if (selected.stored.items.empty())
     fail(error_id::usage_unknown_name, "no tensor of these safetensors files is to be imported");
@@ -127,6 +128,9 @@ CAIRN_BODY import_report import_safetensors(foreign_reader from, any_store targe
     const std::lock_guard lock(telling);
     options.progress(std::min(now, report.bytes), report.bytes);
   };
+  // What is committed gets digests, and would be taken for one model for ever.
+  made.check = [&] { from.check_unchanged(checkpoint, deadline::never()); };
+  from.check_unchanged(checkpoint, deadline::never());
   report.complete = detail::write_streamed(target, made);
   return report;
 }

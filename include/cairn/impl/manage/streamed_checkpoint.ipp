@@ -133,6 +133,7 @@ CAIRN_BODY bool write_streamed(const any_store& target, const streamed_checkpoin
       write_streamed_rank(writer, of_rank(rank), made);
     });
     if (made.stop && made.stop()) throw streaming_stopped{};
+    if (made.check) made.check();
     writer.commit(context, made.stored, deadline::never());
   } catch (const streaming_stopped&) {
     abort(make_failure(error_id::storage_aborted, "its caller ended it"));

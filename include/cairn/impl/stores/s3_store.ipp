@@ -151,12 +151,18 @@ CAIRN_BODY bool s3_store::publish_new(std::string_view key, std::span<const std:
 }
 
 CAIRN_BODY std::optional<std::uint64_t> s3_store::size(std::string_view key) {
+  const auto found = identify(key);
+  if (!found) return std::nullopt;
+  return found->bytes;
+}
+
+CAIRN_BODY std::optional<object_identity> s3_store::identify(std::string_view key) {
   const auto full = full_key(key);
   auto o = bucket_->client.head(full);
   if (!o) return std::nullopt;
-  const auto bytes = o->bytes;
+  object_identity found{o->bytes, o->etag};
   bucket_->learn(full, std::move(*o));
-  return bytes;
+  return found;
 }
 
 CAIRN_BODY std::vector<listed_object> s3_store::list(std::string_view prefix) {

@@ -13,6 +13,8 @@
 namespace cairn {
 inline namespace v1 {
 
+class foreign_reader;
+
 /// One safetensors file that something else than cairn wrote.
 struct foreign_file {
   std::string name;                 ///< for people: without the directory
@@ -20,6 +22,7 @@ struct foreign_file {
   std::uint64_t bytes = 0;          ///< its size
   std::uint64_t data_begin = 0;     ///< where its data begins, behind the header
   std::uint64_t header_digest = 0;  ///< of the header's bytes
+  std::string version = {};         ///< when it was first looked at here; see IdentifiesObjects
   /// What its header says in `__metadata__`, but for DCP_SHARDING_INFO.
   std::vector<std::pair<std::string, std::string>> metadata = {};
 };
@@ -53,6 +56,7 @@ class foreign_checkpoint {
   [[nodiscard]] std::uint32_t item_of(std::size_t index) const noexcept;
 
  private:
+  friend class foreign_reader;
   struct found_tensor;
   void join(const found_tensor* first, const found_tensor* last);
 

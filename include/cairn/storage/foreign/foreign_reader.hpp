@@ -26,7 +26,8 @@ struct load_work;
 
 /// A StorageReader of safetensors files that something else wrote; see safetensors_files. There is one checkpoint,
 /// of step 0. Such files have no digests: what is verified are their sizes, their headers, and that tensors are
-/// there as a whole, once. Copies share the store.
+/// there as a whole, once. Where the store models IdentifiesObjects, a file that was replaced or written again between
+/// the first and the last read of a checkpoint_type is an error: corrupt_identity. Copies share the store.
 class foreign_reader {
  public:
   using checkpoint_type = foreign_checkpoint;
@@ -49,6 +50,9 @@ class foreign_reader {
   std::uint64_t read_shared(checkpoint_type& checkpoint, const state_dict& state, const load_plan& plan,
                             const target_resolver& resolver, read_options options, read_exchange& exchange,
                             deadline until);
+  /// All files must be there, with the headers and sizes that they had when the checkpoint was opened, and be those that
+  /// stood there when it was first looked at. Reads the headers. @throws corrupt_error, storage_error
+  void check_unchanged(checkpoint_type& checkpoint, deadline until);
   /// Reads everything: files must have the headers and sizes that they had when the checkpoint was opened.
   std::uint64_t verify(checkpoint_type& checkpoint, deadline until) {
     return verify(checkpoint, until, read_gate());
@@ -59,7 +63,8 @@ class foreign_reader {
  private:
   [[nodiscard]] static detail::load_work find_work(const checkpoint_type& checkpoint, const load_plan& plan,
                                                    const target_resolver& resolver, device_load* devices);
-  void check_files(const detail::load_work& work, deadline until, const std::vector<bool>& wanted);
+  void check_files(checkpoint_type& checkpoint, const detail::load_work& work, deadline until,
+                   const std::vector<bool>& wanted);
 
   any_store store_;
   std::optional<detail::foreign_listing> listing_;

@@ -34,6 +34,8 @@ struct file_status {
   std::uint64_t links = 0;      ///< names that the file has
   unsigned mode = 0;            ///< permission bits, at most 07777
   file_identity identity = {};  ///< tells this file from one that takes its place
+  std::int64_t modified = -1;   ///< nanoseconds, -1 where unknown
+  std::int64_t changed = -1;    ///< the same, of its attributes, too, which nobody can set back
 };
 
 /// An entry of a directory.

@@ -25,7 +25,6 @@
 #include <cairn/system/owned.hpp>
 #include <cairn/system/parallel.hpp>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -114,9 +113,11 @@ CAIRN_BODY std::uint64_t foreign_reader::read(checkpoint_type& checkpoint, const
                                               const load_plan& plan, const target_resolver& resolver,
                                               read_options options, deadline until) {
   const auto work = find_work(checkpoint, plan, resolver, options.devices);
-  check_files(work, until, std::vector<bool>(work.files.size(), true));
+  const std::vector<bool> all(work.files.size(), true);
+  check_files(checkpoint, work, until, all);
   detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
   const auto bytes = engine.run();
+  check_files(checkpoint, work, until, all);
   if (options.stages != nullptr) detail::add(*options.stages, engine.stages());
   return bytes;
 }
@@ -128,36 +129,46 @@ CAIRN_BODY std::uint64_t foreign_reader::read_shared(checkpoint_type& checkpoint
   const auto share = options.memory_budget / 4;
   detail::owned<detail::load_work> work;
   detail::owned<detail::shared_blocks> blocks;
+  std::vector<bool> read_here;
   exchange.run(
       [&]() -> shared_read_list {
         work = detail::make_owned<detail::load_work>(find_work(checkpoint, plan, resolver, options.devices));
         blocks = detail::make_owned<detail::shared_blocks>(store_, *work, exchange.wants(), exchange.rank(),
                                                            share, until, options.devices);
         auto reads = blocks->find_shared_reads();
-        check_files(*work, until, blocks->files_of(reads));
+        read_here = blocks->files_of(reads);
+        check_files(checkpoint, *work, until, read_here);
         return {std::move(reads), &*blocks};
       },
       share, until);
   blocks->read_alone();
+  check_files(checkpoint, *work, until, read_here);
   if (options.stages != nullptr) detail::add(*options.stages, blocks->stages());
   return blocks->bytes_read();
 }
 
+CAIRN_BODY void foreign_reader::check_unchanged(checkpoint_type& checkpoint, deadline until) {
+  detail::load_work work;
+  for (std::uint32_t f = 0; f < checkpoint.files().size(); ++f)
+    work.files.push_back(detail::file_of(checkpoint, f));
+  detail::parallel_for(
+      work.files.size(), static_cast<std::size_t>(detail::load_threads()), [&](std::size_t i, std::size_t) {
+        const auto& f = checkpoint.files()[i];
+        if (until.passed()) fail(error_id::timeout_load, "the files were not read in time", {.file = f.name});
+        const auto now = detail::read_header(store_, {f.name, f.key});
+        if (now.file_bytes == f.bytes && digest(now.bytes) != f.header_digest)
+          fail(error_id::corrupt_identity, "a safetensors file has another header than when it was opened",
+               {.file = f.name});
+      });
+  // After the headers: then what is found here is of the file that has this header.
+  check_files(checkpoint, work, until, std::vector<bool>(work.files.size(), true));
+}
+
 CAIRN_BODY std::uint64_t foreign_reader::verify(checkpoint_type& checkpoint, deadline until,
                                                 const read_gate& gate) {
-  std::atomic<std::uint64_t> bytes{0};
-  detail::parallel_for(checkpoint.files().size(), static_cast<std::size_t>(detail::load_threads()),
-                       [&](std::size_t i, std::size_t) {
-                         const auto& f = checkpoint.files()[i];
-                         if (until.passed())
-                           fail(error_id::timeout_load, "the files were not read in time", {.file = f.name});
-                         const auto now = detail::read_header(store_, {f.name, f.key});
-                         if (now.file_bytes == f.bytes && digest(now.bytes) != f.header_digest)
-                           fail(error_id::corrupt_identity,
-                                "a safetensors file has another header than when it was opened",
-                                {.file = f.name});
-                         bytes += now.bytes.size();
-                       });
+  check_unchanged(checkpoint, until);
+  std::uint64_t bytes = 0;
+  for (const auto& f : checkpoint.files()) bytes += f.data_begin;
   detail::load_work work;
   std::vector<std::size_t> order(checkpoint.places().size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -170,11 +181,12 @@ CAIRN_BODY std::uint64_t foreign_reader::verify(checkpoint_type& checkpoint, dea
   for (const auto i : order)
     work.items.push_back(
         detail::item_of(places[i], checkpoint.metadata().items[checkpoint.item_of(i)], places[i].file));
-  check_files(work, until, std::vector<bool>(work.files.size(), true));
   detail::load_engine engine(store_, work, read_options{}.memory_budget, until);
   engine.pass(gate);
   engine.read_stored();
-  return bytes + engine.run();
+  bytes += engine.run();
+  check_files(checkpoint, work, until, std::vector<bool>(work.files.size(), true));
+  return bytes;
 }
 
 CAIRN_BODY detail::load_work foreign_reader::find_work(const checkpoint_type& checkpoint,
@@ -198,21 +210,29 @@ CAIRN_BODY detail::load_work foreign_reader::find_work(const checkpoint_type& ch
   return gather_work(checkpoint, wants);
 }
 
-CAIRN_BODY void foreign_reader::check_files(const detail::load_work& work, deadline until,
-                                            const std::vector<bool>& wanted) {
+CAIRN_BODY void foreign_reader::check_files(checkpoint_type& checkpoint, const detail::load_work& work,
+                                            deadline until, const std::vector<bool>& wanted) {
   detail::parallel_for(
       work.files.size(), static_cast<std::size_t>(detail::load_threads()), [&](std::size_t i, std::size_t) {
         if (!wanted[i]) return;
         const auto& file = work.files[i];
         if (until.passed())
           fail(error_id::timeout_load, "the checkpoint was not read in time", {.file = file.key});
-        const auto size = store_.size(file.key);
-        if (!size) fail(error_id::corrupt_missing_file, "a safetensors file is gone", {.file = file.key});
-        if (*size != file.bytes)
+        const auto now = store_.identify(file.key);
+        if (!now) fail(error_id::corrupt_missing_file, "a safetensors file is gone", {.file = file.key});
+        if (now->bytes != file.bytes)
           fail(error_id::corrupt_size_mismatch, "a safetensors file has changed its size",
                {.file = file.key,
                 .expected = std::to_string(file.bytes) + " bytes",
-                .got = std::to_string(*size) + " bytes"});
+                .got = std::to_string(now->bytes) + " bytes"});
+        auto& version = checkpoint.files_[static_cast<std::size_t>(file.rank)].version;
+        if (version.empty()) version = now->version;
+        if (now->version != version)
+          fail(error_id::corrupt_identity,
+               "a safetensors file was replaced or written again while it was read: read it again when "
+               "nothing "
+               "writes it any more",
+               {.file = file.key});
       });
 }
 

@@ -47,6 +47,9 @@ namespace detail {
   return type == DT_REG ? file_kind::regular : type == DT_DIR ? file_kind::directory : file_kind::other;
 }
 
+[[nodiscard]] inline std::int64_t nanoseconds_of(const struct statx_timestamp& t) noexcept {
+  return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
 inline void fill(const struct statx& s, file_status& out) noexcept {
   out.kind = S_ISREG(s.stx_mode)   ? file_kind::regular
              : S_ISDIR(s.stx_mode) ? file_kind::directory
@@ -56,9 +59,9 @@ inline void fill(const struct statx& s, file_status& out) noexcept {
   out.mode = s.stx_mode & 07777u;
   out.identity.device = (std::uint64_t{s.stx_dev_major} << 32) | s.stx_dev_minor;
   out.identity.inode = s.stx_ino;
-  out.identity.born = (s.stx_mask & STATX_BTIME) != 0
-                          ? std::int64_t{s.stx_btime.tv_sec} * 1'000'000'000 + s.stx_btime.tv_nsec
-                          : -1;
+  out.identity.born = (s.stx_mask & STATX_BTIME) != 0 ? nanoseconds_of(s.stx_btime) : -1;
+  out.modified = nanoseconds_of(s.stx_mtime);
+  out.changed = nanoseconds_of(s.stx_ctime);
 }
 }  // namespace detail
 
