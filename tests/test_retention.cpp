@@ -3,6 +3,7 @@
 // threaded
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
+#include <cairn/manage/copy.hpp>
 #include <cairn/manage/prune.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -490,6 +491,48 @@ TEST_CASE("prune removes what it judged, not what a run has made of the step mea
   small_state loaded;
   ckpt.load(loaded.state, 2);
   CHECK(loaded.weights == t.weights);
+}
+
+TEST_CASE("a checkpoint that was set aside and restored is removed with its data when its time comes") {
+  cairn::memory_store source, target;
+  cairn::checkpointer ckpt{source, quiet};
+  small_state t;
+  for (const int step : {1, 2}) ckpt.save(t.state, step).wait();
+  const cairn::safetensors_storage to{target};
+  for (const int step : {1, 2}) (void)cairn::copy_checkpoint(source, to, step);
+  REQUIRE(to.writer().quarantine(1));
+  const auto aside = "step-00000001/manifest.damaged.0";
+  SUBCASE("by a copy, which takes away the manifest that was set aside") {
+    (void)cairn::copy_checkpoint(source, to, 1);
+    CHECK_FALSE(target.size(aside).has_value());
+  }
+  SUBCASE("by hand, which leaves it") {
+    target.put_new(cairn::manifest_key(1), *target.read_all(aside, 1u << 20));
+  }
+  CHECK(to.reader().list() == steps{1, 2});
+  const auto report = cairn::prune(cairn::any_storage(to), cairn::keep_last(1), {.remove = true});
+  REQUIRE(report.checkpoints.size() == 2);
+  CHECK(report.checkpoints[0].removed);
+  CHECK(target.list("step-00000001/").empty());
+}
+
+TEST_CASE("a checkpoint that is set aside again while it is removed keeps its data") {
+  cairn::memory_store store;
+  cairn::checkpointer ckpt{store, quiet};
+  small_state t;
+  for (const int step : {1, 2}) ckpt.save(t.state, step).wait();
+  const auto manifest = store.read_all(cairn::manifest_key(1), 1u << 20).value();
+  store.put_new("step-00000001/manifest.damaged.0", manifest);
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->add({.kind = cairn_test::store_call::remove, .key_contains = "manifest", .action = [&](auto) {
+                 store.put_new("step-00000001/manifest.damaged.1", manifest);
+               }});
+  const cairn::any_storage storage(
+      cairn::safetensors_storage{cairn_test::faulty_store<cairn::memory_store>{store, faults}});
+  const auto report = cairn::prune(storage, cairn::keep_last(1), {.remove = true});
+  CHECK(faults->triggered() == 1);
+  CHECK_FALSE(report.checkpoints.at(0).removed);
+  CHECK(store.list("step-00000001/").size() == 4);  // a data file, a record, and two names of the manifest
 }
 
 TEST_CASE("a leased checkpoint stays until the lease ends, and remove() names the readers") {

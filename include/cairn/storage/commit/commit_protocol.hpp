@@ -93,7 +93,7 @@ class commit_protocol {
   /// Publishes the manifest of a checkpoint that was committed elsewhere, byte by byte, once all objects
   /// that it names are durable here under the same keys. As commit(): other attempts of the step are
   /// ended and their files removed, of several attempts one wins, and one that was ended meanwhile takes
-  /// its manifest back. @pre make_name_durable() was called for objects that this store did not finish
+  /// its manifest back. If it was set aside here before, it is so no more. @pre make_name_durable() was called for objects that this store did not finish
   /// itself. @throws corrupt_error; storage_error (storage_already_committed, storage_aborted)
   void adopt(std::int64_t step, std::span<const std::byte> manifest_bytes, deadline until) const;
 

@@ -104,10 +104,15 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
 CAIRN_BODY bool checkpoint_catalog::remove_attempt(save_attempt attempt) const {
   const auto bytes = manifest_bytes(attempt.step);
   if (!bytes || objects_.attempt_in(*bytes, manifest_key(attempt.step)) != attempt.attempt) return false;
+  const auto times_in = [&](const std::vector<std::uint64_t>& all) {
+    return std::count(all.begin(), all.end(), attempt.attempt);
+  };
+  // One that was copied back may still have the manifest by which it was set aside: that one keeps nothing.
+  const auto before = times_in(objects_.quarantined_attempts(objects_.objects_of(attempt.step)));
   if (!remove_manifest(attempt.step, *bytes)) return false;
   const auto objects = objects_.objects_of(attempt.step);
   const auto aside = objects_.quarantined_attempts(objects);
-  if (detail::is_among(aside, attempt.attempt)) return false;  // moved aside meanwhile: its data stays
+  if (times_in(aside) > before) return false;  // moved aside meanwhile: its data stays
   const auto goes = [&](const auto& o) {
     return o.is_quarantined() ||
            (o.is_file() && (o.name.attempt == attempt.attempt || detail::is_among(aside, o.name.attempt)));

@@ -114,8 +114,12 @@ CAIRN_BODY void commit_protocol::adopt(std::int64_t step, std::span<const std::b
                        .world_size = m.content.world_size};
   objects_.throw_if_aborted(c.step, c.attempt);
   end_other_attempts(c, m.placement, until);
+  // Before: one that is set aside again, once it is published, keeps its new name.
+  auto was_aside = objects_.objects_of(step);
+  detail::erase_if(was_aside, [](const auto& o) { return !o.is_quarantined(); });
   auto objects = publish_manifest(c, m, manifest_bytes, 0, until);
   try {
+    for (const auto& o : was_aside) (void)store_.remove_if(o.key, manifest_bytes);
     remove_foreign(c, std::move(objects));
   } catch (...) {  // as in commit()
   }
