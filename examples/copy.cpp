@@ -8,6 +8,7 @@
 #include <cairn/manage/stop_signal.hpp>
 
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -73,6 +74,7 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
   }
   if (arguments.newest) steps = {steps.back()};
   auto status = tools::fine;
+  std::size_t gone = 0;
   for (const auto step : steps) {
     try {
       status = tools::worse(status, copy_step(from, to, step, arguments, stop, lines));
@@ -80,6 +82,7 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
       // One that a running job removed meanwhile is none that is missing; a target that is not there is another matter.
       if (error.id() == cairn::error_id::storage_not_committed && arguments.step < 0 && !arguments.newest) {
         if (!arguments.json) lines.say("step " + std::to_string(step) + "  is not there any more");
+        ++gone;
         continue;
       }
       if (error.kind() != cairn::error_kind::corrupt) throw;
@@ -93,7 +96,7 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
       return tools::worse(status, tools::failed);
     }
   }
-  return status;
+  return gone == steps.size() ? tools::nothing_there : status;
 }
 
 }  // namespace

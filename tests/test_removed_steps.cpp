@@ -15,10 +15,12 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
+#include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/faulty_store.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
+#include <support/scratch_directory.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -103,9 +105,16 @@ void verify(const disturbed_store& store) {
 }
 void copy(const disturbed_store& store) {
   auto from = store;
-  const cairn::safetensors_storage to{cairn::memory_store{}};
-  const auto report = cairn::copy_checkpoint(
-      from, to, step, {.found = [](const cairn::damage& d) { FAIL_CHECK(cairn::to_string(d)); }});
+  cairn::memory_store target;
+  const cairn::safetensors_storage to{target};
+  cairn::copy_report report;
+  try {
+    report = cairn::copy_checkpoint(
+        from, to, step, {.found = [](const cairn::damage& d) { FAIL_CHECK(cairn::to_string(d)); }});
+  } catch (const cairn::error& e) {
+    if (e.id() == error_id::storage_not_committed) CHECK(target.list("").empty());
+    throw;
+  }
   CHECK(report.ended == cairn::copy_report::outcome::copied);
   auto copied = to.reader();
   CHECK(cairn::verify_checkpoint(copied, step).good());
@@ -280,6 +289,41 @@ TEST_CASE("what is lost with a file is told by item, part and rank") {
     return "w (" + cairn::to_string(cairn::chunk{{begin}, {count}}) + ")";
   };
   CHECK(lost == std::set<std::string>{"own of rank 1", "own of rank 2", part(3, 1), part(4, 5)});
+}
+
+TEST_CASE("a copy keeps the job at the source from removing what it copies, where it may write there") {
+  const cairn_test::scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  cairn::checkpointer job{files, quiet()};
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  (void)job.save(state, step).wait();
+  const auto at_source = std::make_shared<cairn_test::store_faults>();
+  const auto at_target = std::make_shared<cairn_test::store_faults>();
+  std::optional<error_id> refused;
+  at_target->add({.kind = store_call::publish_new, .key_contains = "manifest", .action = [&](auto) {
+                    try {
+                      job.remove(step);
+                    } catch (const cairn::error& e) {
+                      refused = e.id();
+                    }
+                  }});
+  cairn_test::faulty_store<cairn::file_store> from{files, at_source};
+  const cairn::safetensors_storage to{disturbed_store{cairn::memory_store{}, at_target}};
+  SUBCASE("where it may") {
+    (void)cairn::copy_checkpoint(from, to, step);
+    CHECK(refused == error_id::storage_leased);
+    job.remove(step);  // the lease has ended
+    CHECK(job.list().empty());
+  }
+  SUBCASE("where it may not") {
+    at_source->fail_at(store_call::create, 0, true, false, error_id::storage_permission);
+    (void)cairn::copy_checkpoint(from, to, step);
+    CHECK_FALSE(refused.has_value());
+    CHECK(at_target->triggered() == 1);
+  }
+  CHECK(to.reader().list() == std::vector<std::int64_t>{step});
 }
 
 TEST_CASE("a copy into a store that is not there says so, and nothing of the step that it copies") {

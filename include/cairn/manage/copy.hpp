@@ -3,9 +3,11 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/manage/removed_step.hpp>
 #include <cairn/manage/verify.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
@@ -84,6 +86,7 @@ class checkpoint_copy {
         options_(options) {}
 
   copy_report run() {
+    checkpoint_lease lease;  // until all is committed
     try {
       const auto key = manifest_key(step_);
       auto manifest_bytes = from_.read_all(key, max_manifest_bytes);
@@ -101,18 +104,41 @@ class checkpoint_copy {
         report_.ended = copy_report::outcome::was_there;
         return report_;
       }
+      lease = lease_source();
       const auto checkpoint = reader_.open(step_, *manifest_bytes);
       read_committed(from_, step_, digest(*manifest_bytes),
                      [&] { copy(checkpoint.manifest(), *manifest_bytes); });
       report_.ended = copy_report::outcome::copied;
     } catch (const stopped&) {
       report_.ended = copy_report::outcome::stopped;
+    } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_not_committed) remove_sent();
+      throw;
     }
     report_.sent_bytes = sent_.load();
     return report_;
   }
 
  private:
+  /// Nothing where the source takes none, as where this process may not write: it is copied all the same.
+  checkpoint_lease lease_source() {
+    try {
+      return step_leases(from_).lease(step_, deadline::in(std::chrono::seconds(10)));
+    } catch (const storage_error& e) {
+      if (e.id() == error_id::storage_not_committed) throw;
+    } catch (const timeout_error&) {  // a remover that neither goes on nor gives way
+    }
+    return {};
+  }
+  /// The source has lost the checkpoint: no later call could go on with what this one has sent.
+  void remove_sent() noexcept {
+    try {
+      if (to_.size(manifest_key(step_))) return;
+      for (const auto& o : objects_)
+        if (o.there && !o.kept) to_.remove(o.key);
+    } catch (...) {  // the caller learns of the source
+    }
+  }
   void copy(const manifest& m, std::span<const std::byte> manifest_bytes) {
     find_objects(m);
     begin(m);
@@ -129,7 +155,7 @@ class checkpoint_copy {
     std::string key;
     std::uint64_t bytes = 0;
     bool record = false;
-    bool there = false;  ///< at the target
+    bool there = false;  ///< at the target, as a whole
     bool kept = false;   ///< was there before this call
   };
   static constexpr std::uint64_t one_request = std::uint64_t{4} << 20;
@@ -208,11 +234,9 @@ class checkpoint_copy {
       to_.put_new(o.key, *bytes);
       sent(o, o.bytes, all);
     });
-    for (auto* o : few) o->there = true;
-    for (auto* o : many) o->there = true;
     report_.sent_objects += few.size() + many.size();
   }
-  void send_large(const object& o, std::uint64_t all) {
+  void send_large(object& o, std::uint64_t all) {
     const std::uint64_t unit = std::max<std::uint64_t>(to_.io_alignment(), 1);
     const auto piece = std::clamp<std::uint64_t>(options_.memory_bytes / large_at_once,
                                                  std::uint64_t{1} << 20, std::uint64_t{32} << 20);
@@ -238,7 +262,8 @@ class checkpoint_copy {
     const auto done = done_.fetch_add(bytes) + bytes;
     if (options_.progress) options_.progress(copy_phase::send, std::min(done, all), all);
   }
-  void sent(const object& o, std::uint64_t last_bytes, std::uint64_t all) {
+  void sent(object& o, std::uint64_t last_bytes, std::uint64_t all) {
+    o.there = true;
     sent_ += o.bytes;
     progress(last_bytes, all);
   }
@@ -320,8 +345,11 @@ class checkpoint_copy {
 ///   checkpoint.
 /// - If it ends at any moment, also by SIGKILL, a second call continues: it does not send objects again
 ///   that have arrived, unless their digests are wrong.
-/// - A job may use the source. A run that resumes at the target ends the copy (storage_aborted); call it
-///   again then. Only one copy of a step to a place at a time.
+/// - A job may use the source: where its store has leases, and this process may write there, the copy holds
+///   one, so that retention keeps the checkpoint. Where it is removed all the same, what this call has sent
+///   is removed again.
+/// - A run that resumes at the target ends the copy (storage_aborted); call it again then. Only one copy of a
+///   step to a place at a time.
 /// - Does not copy the objects in which the commit of a large world gathered records: nothing reads them.
 ///
 /// @throws storage_error: storage_not_committed, also where the source's checkpoint is removed before its copy is
