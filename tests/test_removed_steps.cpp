@@ -12,6 +12,7 @@
 #include <cairn/manage/reshard.hpp>
 #include <cairn/manage/statistics.hpp>
 #include <cairn/manage/verify.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
@@ -324,6 +325,32 @@ TEST_CASE("a copy keeps the job at the source from removing what it copies, wher
     CHECK(at_target->triggered() == 1);
   }
   CHECK(to.reader().list() == std::vector<std::int64_t>{step});
+}
+
+TEST_CASE("a manifest that came after its attempt was ended is no checkpoint to a copy, as to readers") {
+  auto source = saved();
+  cairn::memory_store target;
+  const cairn::safetensors_storage to{target};
+  (void)cairn::copy_checkpoint(source, to, step);
+  // What a run that resumes at the target does before a copy that is then killed publishes the manifest.
+  const auto key = cairn::manifest_key(step);
+  const auto attempt = cairn::open_manifest(*target.read_all(key, 1u << 20), key).attempt;
+  for (const auto& o : target.list(cairn::step_directory(step) + "/"))
+    if (o.key != key) target.remove(o.key);
+  target.put_new(cairn::aborted_key(step, attempt), {});
+  REQUIRE(to.reader().list().empty());
+  SUBCASE("at the target") {
+    const auto report = cairn::copy_checkpoint(source, to, step);
+    CHECK(report.ended == cairn::copy_report::outcome::copied);
+    CHECK(to.reader().list() == std::vector<std::int64_t>{step});
+    auto copied = to.reader();
+    CHECK(cairn::verify_checkpoint(copied, step).good());
+  }
+  SUBCASE("at the source") {
+    const cairn::safetensors_storage elsewhere{cairn::memory_store{}};
+    CHECK(failure_of([&] { (void)cairn::copy_checkpoint(target, elsewhere, step); }).id() ==
+          error_id::storage_not_committed);
+  }
 }
 
 TEST_CASE("a copy into a store that is not there says so, and nothing of the step that it copies") {

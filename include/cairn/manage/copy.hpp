@@ -8,6 +8,7 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/commit/leases.hpp>
+#include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
@@ -90,12 +91,14 @@ class checkpoint_copy {
     try {
       const auto key = manifest_key(step_);
       auto manifest_bytes = from_.read_all(key, max_manifest_bytes);
-      if (!manifest_bytes)
+      // As readers do: a manifest beside the mark that ended its attempt is no checkpoint.
+      if (!manifest_bytes || step_objects(from_).is_late_manifest(step_, *manifest_bytes))
         fail(error_id::storage_not_committed,
              "there is no committed checkpoint of step " + std::to_string(step_) + " in " +
                  std::string(from_.describe()),
              {.file = key});
-      if (const auto there = to_.read_all(key, max_manifest_bytes)) {
+      const auto there = to_.read_all(key, max_manifest_bytes);
+      if (there && !step_objects(to_).remove_late_manifest(step_)) {
         if (*there != *manifest_bytes)
           fail(error_id::storage_already_committed,
                "another checkpoint of step " + std::to_string(step_) + " stands in " +
