@@ -11,6 +11,7 @@
 #include <cairn/plan/load/load_changes.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/finite.hpp>
 #include <cairn/system/shared.hpp>
 
 #include <algorithm>
@@ -320,7 +321,7 @@ class chosen_changes final : public load_changes {
     cast(reinterpret_cast<const std::byte*>(&value), out.data(), 1);
     double made = 0;
     back(out.data(), reinterpret_cast<std::byte*>(&made), 1);
-    return std::isnan(made) == std::isnan(value) && std::isinf(made) == std::isinf(value);
+    return detail::is_nan(made) == detail::is_nan(value) && detail::is_infinite(made) == detail::is_infinite(value);
   }
 };
 

@@ -18,12 +18,12 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/model/stored_items.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/finite.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/vector.hpp>
 #include <cairn/system/wire.hpp>
 
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -153,8 +153,8 @@ CAIRN_BODY process_share decode_share(wire_reader& in, std::int64_t process,
   process_share share;
   share.process = process, share.bytes = in.get<std::uint64_t>();
   share.seconds = in.get<double>(), share.cpu_seconds = in.get<double>();
-  if (!(share.seconds >= 0) || !(share.cpu_seconds >= 0) || !std::isfinite(share.seconds) ||
-      !std::isfinite(share.cpu_seconds))
+  if (!(share.seconds >= 0) || !(share.cpu_seconds >= 0) || !detail::is_finite(share.seconds) ||
+      !detail::is_finite(share.cpu_seconds))
     in.fail_here("a worker's times are impossible");
   spans = decode_spans(in, process);
   return share;

@@ -4,10 +4,10 @@
 #include <cairn/model/retention_policy.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/finite.hpp>
 #include <cairn/system/vector.hpp>
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,13 +17,6 @@
 
 namespace cairn {
 inline namespace v1 {
-
-namespace detail {
-/// By its bits: std::isnan is always false in programs that are compiled with -ffast-math.
-[[nodiscard]] inline bool is_nan(double value) noexcept {
-  return (std::bit_cast<std::uint64_t>(value) & (UINT64_MAX >> 1)) > 0x7ff0000000000000u;
-}
-}  // namespace detail
 
 CAIRN_BODY void retention_policy::add(const retention_policy& other) {
   if (other.last_) {

@@ -3,6 +3,7 @@
 #include <cairn/observe/save_interval.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/finite.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -17,8 +18,8 @@ CAIRN_BODY std::chrono::duration<double> suggested_interval(
     std::chrono::duration<double> durable) {
   const double c = cost.count();
   const double m = mean_time_between_failures.count();
-  if (!(m > 0) || !(c >= 0) || !(durable.count() >= 0) || !std::isfinite(m) || !std::isfinite(c) ||
-      !std::isfinite(durable.count()))
+  if (!(m > 0) || !(c >= 0) || !(durable.count() >= 0) || !detail::is_finite(m) || !detail::is_finite(c) ||
+      !detail::is_finite(durable.count()))
     fail(
         error_id::usage_bad_option,
         "suggested_interval: the mean time between failures must be above zero, the other times not below it",
