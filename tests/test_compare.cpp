@@ -6,9 +6,12 @@
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/manage/compare.hpp>
+#include <cairn/manage/export_safetensors.hpp>
+#include <cairn/manage/import_safetensors.hpp>
 #include <cairn/manage/reshard.hpp>
 #include <cairn/manage/statistics.hpp>
 #include <cairn/safetensors_files.hpp>
+#include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/faulty_store.hpp>
@@ -380,6 +383,59 @@ TEST_CASE("a checkpoint is written for other ranks, and holds the same") {
     CHECK(failure_of([&] {
             (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options);
           }).id() == cairn::error_id::storage_already_committed);
+  }
+}
+
+TEST_CASE("packed tensors whose rows fill no whole bytes are measured, compared and written like others") {
+  struct packed {
+    const char* name;
+    dtype type;
+    extents shape;
+  };
+  const std::vector<packed> all{{"small", dtype::f4, {4, 3}},
+                                {"rows", dtype::f4, {700'000, 3}},
+                                {"deep", dtype::f4, {6, 2'001, 7}},
+                                {"six", dtype::f6_e2m3, {8, 5}},
+                                {"wide", dtype::f4, {2, 1'500'001}}};
+  cairn::safetensors_header header;
+  std::vector<std::byte> data;
+  for (const auto& p : all) {
+    cairn::safetensors_entry e;
+    e.key = p.name, e.type = p.type, e.shape = p.shape, e.begin = data.size();
+    data.resize(data.size() + cairn::bytes_of(p.type, p.shape.volume()));
+    e.end = data.size();
+    header.entries.push_back(std::move(e));
+  }
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 37 % 251);
+  auto file = cairn::encode_safetensors_header(header, 8);
+  file.insert(file.end(), data.begin(), data.end());
+  cairn::memory_store theirs;
+  theirs.put_new("model.safetensors", file);
+  cairn::readable_checkpoint foreign(cairn::safetensors_files(theirs).reader());
+  cairn::memory_store store;
+  (void)cairn::import_safetensors(cairn::safetensors_files(theirs).reader(), cairn::any_store(store),
+                                  {.step = 1});
+  auto from = opened(store);
+  const auto measured_now = cairn::measure_checkpoint(from, {});
+  std::uint64_t numbers = 0;
+  for (const auto& p : all) numbers += static_cast<std::uint64_t>(p.shape.volume());
+  CHECK(measured_now.values.numbers == numbers);
+  for (const int dimension : {0, 1}) {
+    CAPTURE(dimension);
+    cairn::memory_store target;
+    CHECK(cairn::reshard_checkpoint(
+              from, cairn::any_store(target),
+              {.ranks = 2, .dimension = dimension, .memory_bytes = std::uint64_t{4} << 20})
+              .complete);
+    auto made = opened(target);
+    CHECK(cairn::compare_checkpoints(foreign, made, {}).equal());
+    const auto again = cairn::measure_checkpoint(made, {}).values;
+    CHECK((again.zeros == measured_now.values.zeros && again.mean == measured_now.values.mean));
+    cairn::memory_store files;
+    cairn::safetensors_reader reader{cairn::any_store(target)};
+    CHECK(cairn::export_safetensors(reader, 1, files, {.memory_bytes = 1}).tensors == all.size());
+    cairn::readable_checkpoint exported(cairn::safetensors_files(files).reader());
+    CHECK(cairn::compare_checkpoints(foreign, exported, {}).equal());
   }
 }
 

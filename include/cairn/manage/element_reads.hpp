@@ -39,6 +39,10 @@ class element_reads {
     std::byte* at;
     std::vector<cairn::chunk> boxes;
     std::vector<std::uint64_t> begins;  ///< of the boxes, in bytes from `at`
+    // Where rows fill no whole bytes, as many as do so together are read, and what is wanted of them is copied.
+    std::vector<std::byte> wide = {};
+    std::byte* out = nullptr;
+    std::uint64_t skipped = 0, bytes = 0;
   };
   const metadata& stored_;
   read_plan read_;

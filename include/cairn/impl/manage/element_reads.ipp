@@ -12,8 +12,11 @@
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/vector.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -24,8 +27,23 @@ namespace detail {
 CAIRN_BODY void element_reads::want(std::uint32_t index, const cairn::chunk& box, std::uint64_t begin,
                                     std::uint64_t count, std::byte* to, std::optional<std::uint32_t> number) {
   const auto& item = stored_.items[index];
-  slab s{
-      to, boxes_of_range(box.sizes, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count)), {}};
+  slab s{to, {}, {}};
+  const auto granule = static_cast<std::uint64_t>(granule_of(item.type));
+  if (const int rank = box.sizes.rank();
+      rank > 1 && static_cast<std::uint64_t>(box.sizes[rank - 1]) % granule != 0) {
+    const auto all = static_cast<std::uint64_t>(box.volume());
+    const auto unit = std::lcm(all / static_cast<std::uint64_t>(box.sizes[0]), granule);
+    const auto first = begin / unit * unit;
+    const auto last = std::min(all, (begin + count + unit - 1) / unit * unit);
+    const auto bytes = [&](std::uint64_t elements) {
+      return bytes_of(item.type, static_cast<std::int64_t>(elements));
+    };
+    s.wide.resize(static_cast<std::size_t>(bytes(last - first)));
+    s.at = s.wide.data(), s.out = to;
+    s.skipped = bytes(begin - first), s.bytes = bytes(count);
+    begin = first, count = last - first;
+  }
+  s.boxes = boxes_of_range(box.sizes, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count));
   std::uint64_t at = 0;
   vector<chunk_overlap> overlaps;
   for (std::uint32_t b = 0; b < s.boxes.size(); ++b) {
@@ -57,6 +75,8 @@ CAIRN_BODY std::uint64_t element_reads::read() {
     return item_target{subview(view, inner)};
   };
   const auto bytes = plan_.items.empty() ? 0 : read_(plan_, resolver);
+  for (const auto& s : slabs_)
+    if (s.bytes != 0) std::memcpy(s.out, s.wide.data() + s.skipped, static_cast<std::size_t>(s.bytes));
   slabs_.clear(), plan_.items.clear();
   return bytes;
 }

@@ -104,9 +104,12 @@ class resharding {
   /// The tensor in parts of about the same size, or whole on the rank that has the fewest bytes.
   void cut(std::uint32_t index, const stored_item& item, std::vector<stored_chunk>& chunks) {
     const int d = options_.dimension;
-    const std::int64_t unit = d + 1 == item.global.rank() ? granule_of(item.type) : 1;
+    const auto granule = granule_of(item.type);
+    const std::int64_t unit = d + 1 == item.global.rank() ? granule : 1;
     const auto ranks = static_cast<std::int64_t>(options_.ranks);
-    if (d >= item.global.rank() || item.global[d] / unit < ranks || item.global.volume() == 0) {
+    // Rows that fill no whole bytes stay together.
+    if (d >= item.global.rank() || item.global[item.global.rank() - 1] % granule != 0 ||
+        item.global[d] / unit < ranks || item.global.volume() == 0) {
       chunks.push_back(put(index, item, whole(item.global), lightest(), {}));
       return;
     }

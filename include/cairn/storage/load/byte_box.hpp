@@ -42,6 +42,7 @@ class byte_box {
       b.offset_[i] = static_cast<std::uint64_t>(offset);
       b.size_[i] = static_cast<std::uint64_t>(wanted.sizes[d]);
     }
+    b.join();
     const auto last = b.rank_ - 1;
     const auto granule = static_cast<std::uint64_t>(granule_of(type));
     for (auto* n : {&b.full_[last], &b.offset_[last], &b.size_[last]}) {
@@ -82,15 +83,18 @@ class byte_box {
  private:
   using numbers = std::array<std::uint64_t, extents::max_rank>;
   byte_box() noexcept = default;
-  /// Joins dimensions that are wanted completely to the ones before, and computes the products. @pre not
-  /// empty
-  void finish() noexcept {
+  /// Joins dimensions that are wanted completely to the ones before: rows that fill no whole bytes may do so together.
+  /// @pre not empty
+  void join() noexcept {
     while (rank_ > 1 && size_[rank_ - 1] == full_[rank_ - 1]) {
       const auto inner = full_[--rank_];
       full_[rank_ - 1] *= inner;
       offset_[rank_ - 1] *= inner;
       size_[rank_ - 1] *= inner;
     }
+  }
+  /// Computes the products.
+  void finish() noexcept {
     std::uint64_t stride = 1;
     std::uint64_t inner = 1;
     for (auto d = rank_; d-- > 0;) {

@@ -87,7 +87,7 @@ struct load_work {
     run *= target.shape[d];
   }
   w.target_run = bytes_of(target.type, run);
-  if (w.target_run == 0)
+  if (w.target_run == 0 || run % granule_of(target.type) != 0)
     fail(error_id::usage_bad_shape, "a destination of a packed type must be contiguous",
          {.item = std::string(name)});
   return w;
