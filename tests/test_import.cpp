@@ -284,6 +284,22 @@ TEST_CASE("an export under a name that is a path, or none, is refused before any
   CHECK(target.list("").empty());
 }
 
+TEST_CASE("an export that would meet a file of one of its names writes nothing") {
+  cairn::memory_store store;
+  (void)cairn::import_safetensors(cairn::safetensors_files(model()).reader(), cairn::any_store(store));
+  cairn::safetensors_reader reader{cairn::any_store(store)};
+  for (const char* name : {"model-00002-of-00002.safetensors", "model.safetensors.index.json"}) {
+    CAPTURE(name);
+    cairn::memory_store target;
+    target.put_new(name, {});
+    const auto refused = failure_of(
+        [&] { (void)cairn::export_safetensors(reader, 0, target, {.max_shard_bytes = 1'000'000}); });
+    CHECK(refused.id() == error_id::storage_exists);
+    CHECK(refused.fields().file == name);
+    CHECK(target.list("").size() == 1);
+  }
+}
+
 TEST_CASE("of what is damaged nothing is made") {
   auto source = model();
   cairn::memory_store store;

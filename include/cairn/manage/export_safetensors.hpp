@@ -66,6 +66,9 @@ class safetensors_export {
 
   export_report run() {
     const auto files = find_files();
+    // Before the first byte: the index is put last, which may be hours later.
+    for (std::size_t i = 0; i < files.size(); ++i) require_free(key_of_file(i, files.size()));
+    require_free(index_key());
     const auto unit = std::max<std::uint64_t>(target_.io_alignment(), 1);
     const auto least = std::max<std::uint64_t>(options_.memory_bytes / 2, std::uint64_t{1} << 20);
     buffer_ = large_buffer(static_cast<std::size_t>((least + unit - 1) / unit * unit));
@@ -134,6 +137,15 @@ class safetensors_export {
     report_.bytes = all_;
     return files;
   }
+  void require_free(const std::string& key) const {
+    if (target_.size(key))
+      fail(error_id::storage_exists,
+           "the target has a file of this name, which an export does not touch: remove it, or export "
+           "elsewhere "
+           "or under another name",
+           {.file = key});
+  }
+  [[nodiscard]] std::string index_key() const { return options_.name + ".safetensors.index.json"; }
   [[nodiscard]] std::string key_of_file(std::size_t i, std::size_t count) const {
     char text[64];
     std::snprintf(text, sizeof text, "-%05zu-of-%05zu.safetensors", i + 1, count);
@@ -208,7 +220,7 @@ class safetensors_export {
       text += i + 1 < names.size() ? ",\n" : "\n";
     }
     text += "  }\n}\n";
-    auto key = options_.name + ".safetensors.index.json";
+    auto key = index_key();
     target_.put_new(key, std::as_bytes(std::span(text.data(), text.size())));
     report_.files.push_back(std::move(key));
   }
@@ -231,8 +243,8 @@ class safetensors_export {
 /// tensors were cut or compressed. Verifies every block before it writes it. Values become tensors
 /// without dimensions. Leaves out items of bytes and per-rank items, and lists them in the report.
 /// @throws storage_error: storage_not_committed, also where the checkpoint is removed meanwhile; storage_exists where the target has a file of such a name,
-/// which is not touched; corrupt_error; usage_error if there is no tensor, a pattern matches no item, or the
-/// name of the files is none (usage_bad_option)
+/// which is not touched, before anything is written; corrupt_error; usage_error if there is no tensor, a pattern
+/// matches no item, or the name of the files is none (usage_bad_option)
 template <ByteStore Target>
 export_report export_safetensors(safetensors_reader& reader, std::int64_t step, Target& target,
                                  const export_options& options = {}) {
