@@ -26,6 +26,8 @@
 #include <support/store_capability_archetypes.hpp>
 #include <support/stored_sample.hpp>
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -508,6 +510,41 @@ TEST_CASE("a file that lies about its sizes is refused before anything is alloca
     }
     refused(with_trailer(bad, 48, cairn::digest(std::span<const std::byte>(table, table_bytes))));
   }
+}
+
+TEST_CASE("a compressed object may hold any number of empty items") {
+  cairn::memory_store objects;
+  cairn::detail::compressed_store<codec> store(cairn::any_store(objects), make_codec(), {});
+  cairn::safetensors_header header;
+  for (int i = 0; i < 30'000; ++i)
+    header.entries.push_back({"e" + std::to_string(i), cairn::dtype::f32, {0}, 0, 0, {}, {}, false});
+  header.entries.push_back({"last", cairn::dtype::u8, {7}, 0, 7, {}, {}, false});
+  auto file = cairn::encode_safetensors_header(header, 64);
+  for (int i = 0; i < 7; ++i) file.push_back(static_cast<std::byte>(i));
+  const auto key = cairn::data_key(1, 0, 5, 0);
+  const auto write = [&] {
+    auto object = store.create(key, file.size());
+    const cairn::write_range all{0, file};
+    object.write({&all, 1});
+    object.finish();
+  };
+  // With a small stack few of them show whether each takes some of it.
+  pthread_attr_t small;
+  REQUIRE(::pthread_attr_init(&small) == 0);
+  REQUIRE(::pthread_attr_setstacksize(&small, std::size_t{1} << 20) == 0);
+  pthread_t thread{};
+  const auto begin = [](void* called) -> void* {
+    (*static_cast<decltype(write)*>(called))();
+    return nullptr;
+  };
+  auto called = write;
+  REQUIRE(::pthread_create(&thread, &small, begin, &called) == 0);
+  REQUIRE(::pthread_join(thread, nullptr) == 0);
+  ::pthread_attr_destroy(&small);
+  std::vector<std::byte> back(file.size());
+  const cairn::read_range whole{key, 0, back};
+  store.read({&whole, 1});
+  CHECK(back == file);
 }
 
 TEST_CASE("a compressed object is written from front to back, completely, and only while all went well") {

@@ -139,16 +139,20 @@ class compressed_object {
     entries_ = std::move(parsed.entries);
     put(header_);
     in_item_ = 0;
-    if (!entries_.empty()) begin_item();
+    begin_item();
   }
+  /// The next one that is not empty; those before it are complete.
   void begin_item() {
-    const auto& entry = entries_[next_];
-    indices_.emplace_back(C::id, entry.type, entry.end - entry.begin, options_.frame_bytes);
-    if (entry.begin == entry.end) next_item();
+    for (; next_ < entries_.size(); ++next_) {
+      const auto& entry = entries_[next_];
+      indices_.emplace_back(C::id, entry.type, entry.end - entry.begin, options_.frame_bytes);
+      if (entry.begin != entry.end) return;
+    }
   }
   void next_item() {
     in_item_ = 0;
-    if (++next_ < entries_.size()) begin_item();
+    ++next_;
+    begin_item();
   }
 
   void encode_tasks() {
