@@ -245,6 +245,17 @@ TEST_CASE("an index says which files are meant, and which of two tensors") {
     load(cairn::safetensors_files{directory.path()});
     load(cairn::safetensors_files{at("model.safetensors.index.json")});
   }
+  SUBCASE("a file that the index names and no store can is refused with advice, and not called missing") {
+    REQUIRE(::rename(at("model-00002-of-00002.safetensors").c_str(), at("model (2).safetensors").c_str()) ==
+            0);
+    put(at("model.safetensors.index.json"),
+        R"({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model (2).safetensors"}})");
+    for (const auto& given : {directory.path(), at("model.safetensors.index.json")}) {
+      const auto refused = failure_of([&] { (void)cairn::safetensors_files{given}; });
+      CHECK(refused.id() == error_id::usage_bad_option);
+      CHECK(has(refused.fields().file, "model (2).safetensors"));
+    }
+  }
   SUBCASE("a link that the index does not name is not followed") {
     const auto odd = directory.path() + "/my models (2)";
     const scratch_directory elsewhere;

@@ -7,6 +7,7 @@
 #include <cairn/system/error.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -47,11 +48,18 @@ inline cairn::readable_checkpoint open_checkpoint(std::string url, std::int64_t 
   if (step < 0) {
     const auto steps = reader.list();
     if (steps.empty()) {
-      for (const auto& key : cairn::any_store(storage.store()).keys("", 1))
-        if (key.ends_with(".safetensors"))
-          return cairn::readable_checkpoint(
-              (directory ? cairn::safetensors_files(*directory) : cairn::safetensors_files(storage.store()))
-                  .reader());
+      // A directory may have files whose names no store takes, of which the error of safetensors_files tells.
+      if (directory && std::filesystem::is_directory(*directory)) {
+        try {
+          return cairn::readable_checkpoint(cairn::safetensors_files(*directory).reader());
+        } catch (const cairn::storage_error& e) {
+          if (e.id() != cairn::error_id::storage_not_found) throw;
+        }
+      } else {
+        for (const auto& key : cairn::any_store(storage.store()).keys("", 1))
+          if (key.ends_with(".safetensors"))
+            return cairn::readable_checkpoint(cairn::safetensors_files(storage.store()).reader());
+      }
       cairn::fail(cairn::error_id::storage_not_committed, "there is no checkpoint in " + url);
     }
     step = steps.back();

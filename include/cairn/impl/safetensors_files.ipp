@@ -67,8 +67,8 @@ struct frees_text {
   return names;
 }
 /// Drops what the index does not name: links among it would lead the store to wherever they point. An index that cannot
-/// be read drops nothing; whoever opens the files says what is wrong with it.
-inline void drop_unnamed(foreign_listing& listing) {
+/// be read drops nothing, and makes this false; whoever opens the files says what is wrong with it.
+inline bool drop_unnamed(foreign_listing& listing) {
   const auto slash = listing.index.key.rfind('/') + 1;
   try {
     const auto text = any_store(file_store(listing.index.key.substr(0, slash)))
@@ -76,7 +76,9 @@ inline void drop_unnamed(foreign_listing& listing) {
     if (text)
       keep_named(listing.files, {reinterpret_cast<const char*>(text->data()), text->size()},
                  listing.index.name);
+    return true;
   } catch (const cairn::error&) {
+    return false;
   }
 }
 /// A file by its name and, as its key, its whole path; until it is known in which directory all of them lie.
@@ -111,9 +113,10 @@ CAIRN_BODY safetensors_files::located safetensors_files::locate(const std::vecto
     return names;
   };
   // Beside an index may lie what it does not name and nobody can read: whoever reads the index misses what it names.
+  bool all_named = true;
   const auto resolve_files = [&] {
     if (!listing.index.name.empty()) {
-      detail::drop_unnamed(listing);
+      all_named = detail::drop_unnamed(listing);
       std::erase_if(listing.files, [](const auto& f) { return !detail::resolves(f.key); });
     }
     for (auto& f : listing.files) f.key = detail::resolved(f.key);
@@ -147,7 +150,7 @@ CAIRN_BODY safetensors_files::located safetensors_files::locate(const std::vecto
   for (const auto* f : all)
     while (!f->key.starts_with(root)) root.resize(root.rfind('/', root.size() - 2) + 1);
   for (auto* f : all) f->key.erase(0, root.size());
-  if (!listing.index.name.empty()) {
+  if (!all_named) {
     std::erase_if(listing.files, [](const auto& f) { return !valid_key(f.key); });
     all.assign(1, &listing.index);
   }
