@@ -86,7 +86,7 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
         continue;
       }
       if (error.kind() != cairn::error_kind::corrupt) throw;
-      status = tools::damaged;  // the others may be whole
+      status = tools::worse(status, tools::status_of(error));  // the others may be whole
       lines.complain("step " + std::to_string(step) + ": " + error.what());
     }
     if (stop.requested()) {

@@ -25,9 +25,9 @@ enum exit_status : int {
   wrong_options = 2,  ///< the command line
   nothing_there = 3,  ///< no directory, no checkpoint, no such step or item
   damaged = 4,        ///< a checkpoint is not what was written
-  unreadable = 5,     ///< permission, I/O error, a limit: nothing is known about the checkpoint
-  not_reached = 6,    ///< inspect --watch ended before --until
-  not_finite = 7,     ///< stat found a NaN, or what --fail-on says
+  unreadable = 5,  ///< permission, I/O error, a limit, another build's: nothing is known about the checkpoint
+  not_reached = 6,  ///< inspect --watch ended before --until
+  not_finite = 7,   ///< stat found a NaN, or what --fail-on says
 };
 inline constexpr const char* status_help =
     "Exit status: 0 all is well; 1 another failure, or a signal; 2 wrong options; 3 nothing there: no\n"
@@ -40,6 +40,10 @@ inline exit_status worse(exit_status a, exit_status b) {
   return std::max(a, b);
 }
 inline exit_status status_of(const cairn::error& error) {
+  // Another build reads it: nobody should go back to an older one.
+  if (error.id() == cairn::error_id::corrupt_unsupported_feature ||
+      error.id() == cairn::error_id::corrupt_unsupported_version)
+    return unreadable;
   if (error.kind() == cairn::error_kind::corrupt) return damaged;
   if (error.id() == cairn::error_id::usage_unknown_name) return nothing_there;
   if (error.kind() == cairn::error_kind::usage) return wrong_options;
