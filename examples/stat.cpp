@@ -7,7 +7,9 @@
 #include <cairn/manage/statistics.hpp>
 #include <cairn/manage/stop_signal.hpp>
 
+#include <algorithm>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -31,15 +33,18 @@ struct stat_arguments {
   cairn::statistics_options options;
 };
 
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(text.size(), width), ' ');
+  return text + " ";
+}
 std::string line_of(const std::string& name, const std::string& type, const std::string& shape,
                     const cairn::value_statistics& v) {
-  char numbers[240];
-  std::snprintf(numbers, sizeof numbers,
-                "%-36s %-8s %-14s %12.5g %12.5g %12.5g %12.5g %12.5g %10llu %6llu %6llu", name.c_str(),
-                type.c_str(), shape.c_str(), v.min, v.max, v.mean, v.deviation(), v.norm(),
-                static_cast<unsigned long long>(v.zeros), static_cast<unsigned long long>(v.nan),
-                static_cast<unsigned long long>(v.infinite));
-  return numbers;
+  char numbers[200];
+  std::snprintf(numbers, sizeof numbers, "%12.5g %12.5g %12.5g %12.5g %12.5g %10llu %6llu %6llu", v.min,
+                v.max, v.mean, v.deviation(), v.norm(), static_cast<unsigned long long>(v.zeros),
+                static_cast<unsigned long long>(v.nan), static_cast<unsigned long long>(v.infinite));
+  // Names may be longer than any line.
+  return padded(name, 36) + padded(type, 8) + padded(shape, 14) + numbers;
 }
 void add_numbers(tools::json_object& o, const cairn::value_statistics& v) {
   o.number("numbers", v.numbers).number("finite", v.finite).number("nan", v.nan).number("inf", v.infinite);

@@ -506,6 +506,9 @@ def check_stat(root, directory):
     save_file({"x": numpy.array([1, numpy.nan], numpy.float32)}, odd)
     expect(run(STAT, odd, status=NOT_FINITE), "^stat: 1 item with NaN, 0 items with infinities$")
     run(STAT, odd, "--fail-on", "none")
+    long = "x" * 300
+    save_file({long: numpy.array([1, numpy.nan], numpy.float32)}, odd)
+    expect(run(STAT, odd, status=NOT_FINITE), rf"^{long} F32 +\[2\] .* 1 +0$")
 
 
 def check_prune(root, directory, server):
