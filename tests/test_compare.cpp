@@ -413,8 +413,10 @@ TEST_CASE("packed tensors whose rows fill no whole bytes are measured, compared 
   theirs.put_new("model.safetensors", file);
   cairn::readable_checkpoint foreign(cairn::safetensors_files(theirs).reader());
   cairn::memory_store store;
+  cairn::import_options options;
+  options.step = 1;
   (void)cairn::import_safetensors(cairn::safetensors_files(theirs).reader(), cairn::any_store(store),
-                                  {.step = 1});
+                                  options);
   auto from = opened(store);
   const auto measured_now = cairn::measure_checkpoint(from, {});
   std::uint64_t numbers = 0;

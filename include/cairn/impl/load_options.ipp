@@ -321,7 +321,8 @@ class chosen_changes final : public load_changes {
     cast(reinterpret_cast<const std::byte*>(&value), out.data(), 1);
     double made = 0;
     back(out.data(), reinterpret_cast<std::byte*>(&made), 1);
-    return detail::is_nan(made) == detail::is_nan(value) && detail::is_infinite(made) == detail::is_infinite(value);
+    return detail::is_nan(made) == detail::is_nan(value) &&
+           detail::is_infinite(made) == detail::is_infinite(value);
   }
 };
 
