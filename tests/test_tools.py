@@ -93,7 +93,8 @@ class Server(ScriptedServer):
 
 def files_of(directory):
     return {os.path.relpath(path, directory): open(path, "rb").read()
-            for path in glob.glob(directory + "/**", recursive=True) if os.path.isfile(path)}
+            for path in glob.glob(directory + "/**", recursive=True)
+            if os.path.isfile(path) and not os.path.basename(path).startswith("lease-")}  # of copies that were killed
 
 
 def same(one, other):

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cairn/system/compiler.hpp>
+
 #include <bit>
 #include <cstdint>
 
