@@ -67,9 +67,7 @@ class restart_journal {
   void loaded(any_writer& writer, std::int64_t step, event_reporter& reporter) noexcept {
     const std::lock_guard lock(mutex_);
     any_ = max_ != 0;
-    if (!own_ || *own_ == step) return;
-    guarded(reporter, [&] { writer.forget_restart(run_, *own_); });
-    own_.reset();
+    if (own_ != step) forget_own(writer, reporter);
   }
   /// A checkpoint was committed: what is noted of this step and those before it does not count any more.
   void committed(any_writer& writer, std::int64_t step, event_reporter& reporter) noexcept {
@@ -80,15 +78,20 @@ class restart_journal {
       if (own_ && *own_ <= step) own_.reset();
     });
   }
-  /// The run ends in good order, whether or not it has saved anything.
-  void closed(any_writer& writer, event_reporter& reporter) noexcept {
+  /// How this run ends says nothing against what it resumed from: it ends in good order, whether or not it has saved
+  /// anything, or came as far as a save that the store failed.
+  void excused(any_writer& writer, event_reporter& reporter) noexcept {
     const std::lock_guard lock(mutex_);
+    forget_own(writer, reporter);
+  }
+
+ private:
+  /// @pre the mutex is locked
+  void forget_own(any_writer& writer, event_reporter& reporter) noexcept {
     if (!own_) return;
     guarded(reporter, [&] { writer.forget_restart(run_, *own_); });
     own_.reset();
   }
-
- private:
   template <class Body>
   static void guarded(event_reporter& reporter, Body&& body) noexcept {
     try {

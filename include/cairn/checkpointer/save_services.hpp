@@ -72,7 +72,7 @@ class save_services {
   /// As resumed(), by load() or refresh().
   void loaded(std::int64_t step) noexcept { restarts_.loaded(writer_, step, reporter_); }
   void closed() noexcept {
-    restarts_.closed(writer_, reporter_);
+    restarts_.excused(writer_, reporter_);
     hold_base({});
     const std::lock_guard lock(life_mutex_);
     life_shown_ = true;  // not again
@@ -131,8 +131,7 @@ class save_services {
       restarts_.committed(writer_, report.step, reporter_);
       show_life();
     }
-    // It came as far as a save, which the store failed: nothing speaks against the checkpoint.
-    if (is_of_store(failure)) restarts_.closed(writer_, reporter_);
+    if (is_of_store(failure)) restarts_.excused(writer_, reporter_);
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
     if (retaining_ != nullptr) retaining_->ended(report.step, failure == nullptr, listing, journal);

@@ -141,8 +141,7 @@ class safetensors_export {
     if (target_.size(key))
       fail(error_id::storage_exists,
            "the target has a file of this name, which an export does not touch: remove it, or export "
-           "elsewhere "
-           "or under another name",
+           "elsewhere or under another name",
            {.file = key});
   }
   [[nodiscard]] std::string index_key() const { return options_.name + ".safetensors.index.json"; }

@@ -66,6 +66,13 @@ class file_descriptor {
   fail(id, what, {.got = std::generic_category().message(code)});
 }
 
+/// For people: why a rank let nobody in who connected to it.
+[[nodiscard]] inline std::string refused_connection(int rank, int code) {
+  return "rank " + std::to_string(rank) +
+         " could not take a connection: " + std::generic_category().message(code) +
+         (code == EMFILE ? "; raise the limit of its open files (ulimit -n)" : "");
+}
+
 /// What is left until a deadline, but a second at most, in milliseconds, for poll().
 inline int poll_milliseconds(deadline until) noexcept {
   const auto left = std::min<std::chrono::nanoseconds>(until.left(), std::chrono::seconds(1));

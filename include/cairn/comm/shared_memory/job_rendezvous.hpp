@@ -20,7 +20,6 @@
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -193,8 +192,7 @@ class rendezvous_host {
       if (!came.open()) {
         const int why = errno;
         if (why == EAGAIN || why == EINTR || why == ECONNABORTED) return;
-        refused_ = "rank 0 could not take a connection: " + std::generic_category().message(why) +
-                   (why == EMFILE ? "; raise the limit of its open files (ulimit -n)" : "");
+        refused_ = refused_connection(0, why);
         // Who waits to be let in would wake it at once again.
         sleep_for(std::chrono::milliseconds(10), deadline::never());
         return;

@@ -250,9 +250,8 @@ struct link_client::inside {
       if (may_pass && !silence.passed() && pauses.wait(until)) continue;
       if (lacks)
         fail(error_id::storage_limit,
-             "this rank cannot connect to a peer: it, or its host, has no more descriptors, ports or memory; "
-             "close "
-             "files, or raise the limit of open files (ulimit -n)",
+             "this rank cannot connect to a peer: it, or its host, has no more descriptors, ports or "
+             "memory; close files, or raise the limit of open files (ulimit -n)",
              {.got = "rank " + std::to_string(rank) + " at " + lost_at});
       if (may_pass && until.passed()) fail_late(lost_at);
       // A peer that is flooded with connections drops some: it is asked again a few times. One that is not there is not.

@@ -33,7 +33,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -167,9 +166,7 @@ CAIRN_BODY void socket_connections::accept_some() {
       // Who waits to be let in would wake the thread at once again. The next sweep tries again.
       listens_ = !control(EPOLL_CTL_MOD, listener_->get(), 0, socket_of_listener);
       const std::lock_guard lock(mutex);
-      last_refused = "rank " + std::to_string(options.rank) +
-                     " could not take a connection: " + std::generic_category().message(why) +
-                     (why == EMFILE ? "; raise the limit of its open files (ulimit -n)" : "");
+      last_refused = refused_connection(options.rank, why);
       return;
     }
     prepare_socket(made->get(), options.lost_after);

@@ -229,9 +229,8 @@ CAIRN_BODY void foreign_reader::check_files(checkpoint_type& checkpoint, const d
         if (version.empty()) version = now->version;
         if (now->version != version)
           fail(error_id::corrupt_identity,
-               "a safetensors file was replaced or written again while it was read: read it again when "
-               "nothing "
-               "writes it any more",
+               "a safetensors file was replaced or written again while it was read: read it again "
+               "when nothing writes it any more",
                {.file = file.key});
       });
 }
