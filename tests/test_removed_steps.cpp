@@ -327,6 +327,57 @@ TEST_CASE("a copy keeps the job at the source from removing what it copies, wher
   CHECK(to.reader().list() == std::vector<std::int64_t>{step});
 }
 
+TEST_CASE("who reads a checkpoint keeps the job from removing it meanwhile") {
+  const cairn_test::scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  cairn::checkpointer job{files, quiet()};
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  (void)job.save(state, step).wait();
+  w[0] = 1;
+  (void)job.save(state, step + 1).wait();
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  std::optional<error_id> refused;
+  faults->add({.kind = store_call::read, .action = [&](auto) {
+                 try {
+                   job.remove(step);
+                 } catch (const cairn::error& e) {
+                   refused = e.id();
+                 }
+               }});
+  const auto reader = [&] {
+    return cairn::safetensors_reader(
+        cairn::any_store(cairn_test::faulty_store<cairn::file_store>{files, faults}));
+  };
+  const auto checkpoint = [&](std::int64_t which) { return cairn::readable_checkpoint{reader(), which}; };
+  SUBCASE("verify") {
+    auto from = reader();
+    CHECK(cairn::verify_checkpoint(from, step).good());
+  }
+  SUBCASE("export") {
+    auto from = reader();
+    cairn::memory_store to;
+    CHECK(cairn::export_safetensors(from, step, to).tensors == 1);
+  }
+  SUBCASE("compare") {
+    auto a = checkpoint(step), b = checkpoint(step + 1);
+    CHECK(cairn::compare_checkpoints(a, b, {.values = true}).differences.size() == 1);
+  }
+  SUBCASE("measure") {
+    auto from = checkpoint(step);
+    CHECK(cairn::measure_checkpoint(from, {}).items == 1);
+  }
+  SUBCASE("reshard") {
+    auto from = checkpoint(step);
+    const cairn::memory_store to;
+    CHECK(cairn::reshard_checkpoint(from, cairn::any_store(to), {.ranks = 2}).items == 1);
+  }
+  CHECK(refused == error_id::storage_leased);
+  job.remove(step);  // the lease has ended
+  CHECK(job.list() == std::vector<std::int64_t>{step + 1});
+}
+
 TEST_CASE("a manifest that came after its attempt was ended is no checkpoint to a copy, as to readers") {
   auto source = saved();
   cairn::memory_store target;

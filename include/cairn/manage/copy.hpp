@@ -7,7 +7,6 @@
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
-#include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -107,7 +106,7 @@ class checkpoint_copy {
         report_.ended = copy_report::outcome::was_there;
         return report_;
       }
-      lease = lease_source();
+      lease = lease_to_read(from_, step_);
       const auto checkpoint = reader_.open(step_, *manifest_bytes);
       read_committed(from_, step_, digest(*manifest_bytes),
                      [&] { copy(checkpoint.manifest(), *manifest_bytes); });
@@ -123,16 +122,6 @@ class checkpoint_copy {
   }
 
  private:
-  /// Nothing where the source takes none, as where this process may not write: it is copied all the same.
-  checkpoint_lease lease_source() {
-    try {
-      return step_leases(from_).lease(step_, deadline::in(std::chrono::seconds(10)));
-    } catch (const storage_error& e) {
-      if (e.id() == error_id::storage_not_committed) throw;
-    } catch (const timeout_error&) {  // a remover that neither goes on nor gives way
-    }
-    return {};
-  }
   /// The source has lost the checkpoint: no later call could go on with what this one has sent.
   void remove_sent() noexcept {
     try {

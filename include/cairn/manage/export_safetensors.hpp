@@ -240,7 +240,8 @@ class safetensors_export {
 /// without ranks and with the index that Hugging Face's libraries read: NAME-00001-of-0000N.safetensors
 /// and NAME.safetensors.index.json, the index last. Works for any number of ranks that saved, and however
 /// tensors were cut or compressed. Verifies every block before it writes it. Values become tensors
-/// without dimensions. Leaves out items of bytes and per-rank items, and lists them in the report.
+/// without dimensions. Leaves out items of bytes and per-rank items, and lists them in the report. Holds a lease, as
+/// verify_checkpoint() does.
 /// @throws storage_error: storage_not_committed, also where the checkpoint is removed meanwhile; storage_exists where the target has a file of such a name,
 /// which is not touched, before anything is written; corrupt_error; usage_error if there is no tensor, a pattern
 /// matches no item, or the name of the files is none (usage_bad_option)
@@ -252,6 +253,7 @@ export_report export_safetensors(safetensors_reader& reader, std::int64_t step, 
     fail(error_id::usage_bad_option, "the name of exported files is empty or has a '/': it is no path",
          {.got = "'" + options.name + "'"});
   const auto manifest_bytes = reader.fetch(step);
+  const auto lease = detail::lease_to_read(reader.store(), step);
   auto checkpoint = reader.open(step, manifest_bytes);
   return detail::read_committed(reader.store(), step, digest(manifest_bytes), [&] {
     return detail::safetensors_export(reader, checkpoint, any_store::lent(target), options).run();

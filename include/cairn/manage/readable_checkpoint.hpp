@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/storage.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/chunk_progression.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/plan.hpp>
@@ -17,8 +18,9 @@ namespace cairn {
 inline namespace v1 {
 
 /// One checkpoint that is open for reading, whoever wrote it: of cairn, with digests, or safetensors files of others,
-/// without. What compare_checkpoints() and measure_checkpoint() look at. One thread at a time. What reads throws
-/// storage_error (storage_not_committed), too, where the checkpoint was removed since it was opened.
+/// without. What compare_checkpoints() and measure_checkpoint() look at. One thread at a time. One of cairn has a lease as
+/// long as this object lives, where the store has leases and this process may write there, so that retention keeps it. What
+/// reads throws storage_error (storage_not_committed), too, where the checkpoint was removed since it was opened.
 class readable_checkpoint {
  public:
   /// A checkpoint of cairn. @throws storage_error: storage_not_committed where there is none; corrupt_error
@@ -43,6 +45,7 @@ class readable_checkpoint {
  private:
   std::int64_t step_ = 0;
   std::uint64_t manifest_digest_ = 0;  ///< where cairn wrote it
+  checkpoint_lease lease_;             ///< where cairn wrote it
   std::optional<safetensors_reader> reader_;
   std::optional<stored_checkpoint> stored_;
   std::optional<foreign_reader> files_;

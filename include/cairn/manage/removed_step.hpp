@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/any_store.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
+#include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,6 +20,19 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// A lease for one who only reads. Holds nothing where the store gives none, as where this process may not write: it is read
+/// all the same. Waits at most 10 s for a remover that neither goes on nor gives way.
+/// @throws storage_error (storage_not_committed) if there is no such checkpoint
+[[nodiscard]] inline checkpoint_lease lease_to_read(const any_store& store, std::int64_t step) {
+  try {
+    return step_leases(store).lease(step, deadline::in(std::chrono::seconds(10)));
+  } catch (const storage_error& e) {
+    if (e.id() == error_id::storage_not_committed) throw;
+  } catch (const timeout_error&) {
+  }
+  return {};
+}
 
 /// Looks whether a checkpoint that is being read is still the one that was opened. A job that removes old checkpoints takes
 /// the manifest away before the files, so whoever misses a file asks here before it calls the checkpoint damaged.

@@ -3,6 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/manage/removed_step.hpp>
 #include <cairn/manage/verify_report.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
@@ -409,7 +410,8 @@ class verification {
 /// and for compressed items (with the reader of a compressed_storage) also of their frames. It does not
 /// stop at the first damage, but calls `options.found` for each with the item, the file and the offset,
 /// and goes on to the end. Reads in parallel and changes nothing; it may run while a job trains and while
-/// others verify. `manifest_bytes`: the manifest; empty: it is read from the store.
+/// others verify. Holds a lease where it reads the manifest from the store, that has leases, and this process may write
+/// there, so that retention keeps the checkpoint. `manifest_bytes`: the manifest; empty: it is read from the store.
 /// @throws storage_error: storage_not_committed if there is no such checkpoint, or it was removed while it was read (only
 /// where the manifest is read from the store), storage_unavailable where the store no longer answers
 inline verify_report verify_checkpoint(safetensors_reader& reader, std::int64_t step,
@@ -417,11 +419,13 @@ inline verify_report verify_checkpoint(safetensors_reader& reader, std::int64_t 
                                        std::span<const std::byte> manifest_bytes = {}) {
   std::optional<stored_checkpoint> checkpoint;
   std::optional<std::uint64_t> manifest_digest;
+  checkpoint_lease lease;
   try {
     std::vector<std::byte> fetched;
     if (manifest_bytes.empty()) {
       manifest_bytes = fetched = reader.fetch(step);
       manifest_digest = digest(manifest_bytes);
+      lease = detail::lease_to_read(reader.store(), step);
     }
     checkpoint.emplace(reader.open(step, manifest_bytes));
   } catch (const corrupt_error& e) {

@@ -33,6 +33,7 @@ CAIRN_BODY readable_checkpoint::readable_checkpoint(safetensors_reader reader, s
     : step_(step), reader_(std::move(reader)) {
   const auto manifest_bytes = reader_->fetch(step);
   manifest_digest_ = digest(manifest_bytes);
+  lease_ = detail::lease_to_read(reader_->store(), step);
   stored_.emplace(reader_->open(step, manifest_bytes));
 }
 
