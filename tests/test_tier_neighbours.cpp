@@ -2,7 +2,7 @@
 // links: cairn::links
 // What the ranks of a job do with what others left in a local tier, and with plans and answers that come late: a killed
 // neighbour's images, a host without descriptors, plans that come again, links that were silent for long, ranks that have
-// nothing to write.
+// nothing to write, or that missed many saves, children that were forked meanwhile.
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/links/thread_link.hpp>
@@ -18,11 +18,21 @@
 #include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
+#include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 using namespace cairn;
@@ -41,6 +51,36 @@ struct place_of_rank {
 
 checkpointer_options quiet() {
   return {.peer_timeout = std::chrono::minutes(2), .quiet = true};
+}
+
+/// A tier in which no record finds room while `full`.
+struct full_files : tier_files {
+  std::atomic<bool> full{false};
+  void put(const std::string& path, std::span<const std::byte> bytes) override {
+    if (full && path.ends_with("/new-00000"))
+      fail(error_id::storage_no_space, "the tier is full", {.file = path});
+    tier_files::put(path, bytes);
+  }
+};
+/// The oldest step of which a host has a record.
+std::int64_t oldest_in(const std::string& host) {
+  std::int64_t oldest = INT64_MAX;
+  for (const auto& e : std::filesystem::directory_iterator(host))
+    if (const auto held = detail::parse_held_name(e.path().filename().string()))
+      oldest = std::min(oldest, held->step);
+  return oldest;
+}
+/// Whether a descriptor of this process leads to an image. For children of processes that have threads: system calls alone.
+bool has_image() {
+  for (int file = 0; file < 1024; ++file) {
+    char name[32], target[1024];
+    std::snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+    const auto bytes = ::readlink(name, target, sizeof target);
+    if (bytes > 0 &&
+        std::string_view(target, static_cast<std::size_t>(bytes)).find("/slot-") != std::string_view::npos)
+      return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -159,4 +199,74 @@ TEST_CASE("a rank that heard nothing for hundreds of saves learns what became of
   }
   group.disturb(1, 0, {});
   CHECK(one.ask(1) == outcome::given_up);
+}
+
+TEST_CASE("a rank that missed many saves agrees with the others again about what all hold") {
+  const scratch_directory memory("/dev/shm"), disk;
+  const thread_group group(2);
+  const thread_link_group links(2);
+  const auto files = std::make_shared<full_files>();
+  std::atomic<bool> agreed{false};
+  constexpr std::int64_t full_from = 4, full_until = 100;
+  on_all_ranks(2, [&](int rank) {
+    const auto host = memory.path() + "/host" + std::to_string(rank);
+    local_tier_options options{.keep = 2, .copy = {.threads = 1}};
+    if (rank == 0) options.files = files;
+    auto plain = quiet();
+    plain.max_consecutive_failures = 0;
+    checkpointer ckpt{file_store{disk.path()},
+                      local_tier{host, options},
+                      persist{.every = 100'000},
+                      partner_copies{.failure_group = host},
+                      links,
+                      group.communicator(rank),
+                      plain};
+    std::vector<float> part(1000);
+    state_dict state;
+    state.tensor("w", part, shard{{2000}, {1000 * rank}});
+    static_cast<void>(ckpt.resume(state));
+    const auto until = deadline::in(std::chrono::minutes(1));  // less than votes wait for each other
+    bool all_newer = false;
+    std::int64_t step = 0;
+    do {
+      ++step;
+      if (rank == 0) files->full = step >= full_from && step < full_until;
+      const auto save = ckpt.save(state, step);
+      try {
+        save.wait_held();
+      } catch (const storage_error&) {
+        expect(rank == 0 && files->full, "a save is not held");
+      }
+      // Until all hold a newer one, what this rank held before stays.
+      all_newer = step > full_until && oldest_in(host) > full_from;
+    } while (!ckpt.any_rank(rank == 1 && (all_newer || until.passed())));
+    if (rank == 1) agreed = all_newer;
+  });
+  CHECK(agreed);
+}
+
+TEST_CASE("children that are forked while images are allocated do not keep them") {
+  const scratch_directory memory("/dev/shm"), disk;
+  std::atomic<bool> held{false};
+  std::thread trainer([&] {
+    std::vector<float> w(std::size_t{16} << 20);
+    state_dict state;
+    state.tensor("w", w, {static_cast<std::int64_t>(w.size())});
+    checkpointer ckpt{file_store{disk.path()}, local_tier{memory.path() + "/host"}, persist{.every = 1000},
+                      quiet()};
+    ckpt.prepare(state);
+    ckpt.save(state, 1).wait_held();
+    held = true;
+  });
+  int with_images = 0;
+  while (!held) {
+    const auto child = ::fork();
+    if (child == 0) ::_exit(has_image() ? 1 : 0);
+    int status = 0;
+    if (child < 0 || ::waitpid(child, &status, 0) != child) break;
+    with_images += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+  }
+  trainer.join();
+  CHECK(held);
+  CHECK(with_images == 0);
 }

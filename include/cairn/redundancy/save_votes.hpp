@@ -38,6 +38,8 @@ class save_votes {
   save_votes& operator=(const save_votes&) = delete;
   ~save_votes();
 
+  /// Of so many saves that were given up the others are told. Any of them may ask for the oldest.
+  static constexpr std::uint64_t max_given_up = 16'384;
   /// The rank above this one in the tree. @pre not rank 0
   [[nodiscard]] static int parent_of(int rank) noexcept { return (rank - 1) / 8; }
 
@@ -47,7 +49,7 @@ class save_votes {
   /// Offers something for good, or until withdraw_old() takes it back: `what` stays where it is.
   void tell(const offer_key& key, std::span<const std::byte> what);
   /// Withdraws what is older than the last 256 that were told, except that the newest complete save was one, and the last
-  /// 16,384 saves that were given up: who heard nothing for as long as links were silent asks for one of them when they
+  /// max_given_up saves that were given up: who heard nothing for as long as links were silent asks for one of them when they
   /// are back, and nothing goes on without an answer.
   void withdraw_old() noexcept;
   /// Tells that this rank has given up a save: for a newer one, or because it failed.
@@ -74,7 +76,7 @@ class save_votes {
   const std::string vote_;      // this rank and those below it have what the save needs
   const std::string complete_;  // all have
   std::mutex mutex_;
-  static constexpr std::size_t max_told = 256, max_given_up = 16'384;
+  static constexpr std::size_t max_told = 256;
   std::deque<offer_key> told_, given_up_;
 };
 

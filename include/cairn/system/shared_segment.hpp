@@ -66,7 +66,9 @@ class shared_segment {
   /// Maps what another process made, or a file of a tmpfs that only this user may open, whose size nobody
   /// changes. @throws peer_error (peer_bad_message) if it is none of these or has another size, storage_error.
   shared_segment(detail::file_descriptor file, std::uint64_t bytes)
-      : file_(detail::make_owned<detail::unforked_file>(std::move(file), detail::fork_pause())) {
+      : shared_segment(detail::make_owned<detail::unforked_file>(std::move(file), detail::fork_pause()),
+                       bytes) {}
+  shared_segment(detail::owned<detail::unforked_file> file, std::uint64_t bytes) : file_(std::move(file)) {
     const int seals = ::fcntl(this->file(), F_GET_SEALS);
     if ((seals < 0 || (seals & F_SEAL_SHRINK) == 0) && !private_file(this->file()))
       fail(error_id::peer_bad_message,

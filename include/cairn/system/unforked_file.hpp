@@ -2,8 +2,10 @@
 #pragma once
 #include <cairn/system/file_descriptor.hpp>
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/types.h>
 
 #include <cstddef>
 #include <mutex>
@@ -41,6 +43,9 @@ class unforked_file {
     if (after_ != nullptr) after_->before_ = this;
     first_unforked = this;
   }
+  /// Opens a file, as open(2) does: where it could not be opened, get() is -1, and errno says why.
+  explicit unforked_file(const char* path, int flags, ::mode_t mode = 0) noexcept
+      : unforked_file(path, flags, mode, fork_pause()) {}
   unforked_file(const unforked_file&) = delete;
   unforked_file& operator=(const unforked_file&) = delete;
   ~unforked_file() {
@@ -60,6 +65,8 @@ class unforked_file {
 
  private:
   friend class fork_pause;
+  unforked_file(const char* path, int flags, ::mode_t mode, const fork_pause& pause) noexcept
+      : unforked_file(file_descriptor(::open(path, flags, mode)), pause) {}
   static void in_child() noexcept {
     for (auto* each = first_unforked; each != nullptr; each = each->after_) {
       each->file_.close();

@@ -221,7 +221,7 @@ CAIRN_BODY void held_votes::hold(const held_step& which) {
   auto& s = *state_;
   const auto save = save_count_of(which.run, which.step, which.attempt);
   // What this rank does not hold, the others need not wait for.
-  const auto first = std::max(s.last + 1, save - std::min<std::uint64_t>(save, state::max_waiting));
+  const auto first = std::max(s.last + 1, save - std::min(save, save_votes::max_given_up));
   for (auto missed = first; missed < save; ++missed)
     s.votes.tell_gave_up(attempt_of(which.run, 0, missed), true);
   s.last = save;

@@ -241,7 +241,7 @@ struct redundancy_engine::state {
     if (!is_due(save) && held_last) return false;
     // What this rank will never make pieces of, the others need not wait for.
     if (held_last && *held_last == next.run && held_save < save) {
-      const auto begin = std::max(held_save + 1, save - std::min<std::uint64_t>(save, 64));
+      const auto begin = std::max(held_save + 1, save - std::min(save, detail::save_votes::max_given_up));
       for (auto missed = begin; missed < save; ++missed)
         if (is_due(missed)) votes.tell_gave_up(detail::generation_of(next.run, missed), true);
     }

@@ -37,10 +37,10 @@ namespace detail {
 
 /// A file of this directory, made where there is none, for this process alone to lock.
 [[nodiscard]] inline std::unique_ptr<unforked_file> open_unforked(const std::string& path) {
-  const fork_pause pause;
-  file_descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file.open()) fail_system(errno, "a file of the local tier could not be opened: " + path);
-  return std::make_unique<unforked_file>(std::move(file), pause);
+  auto file = std::make_unique<unforked_file>(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
+                                              ::mode_t{0600});
+  if (file->get() < 0) fail_system(errno, "a file of the local tier could not be opened: " + path);
+  return file;
 }
 [[nodiscard]] inline bool lock_by(int file, deadline until) {
   for (backoff pause(std::chrono::microseconds(20), std::chrono::milliseconds(20));;) {
@@ -283,9 +283,8 @@ CAIRN_BODY void tier_directory::take_over(const std::string& mark) {
 
 CAIRN_BODY bool tier_directory::is_elsewhere(std::int32_t rank) const {
   if (rank == user_.rank) return false;
-  const file_descriptor file(
-      ::open(path(numbered("rank-%05d.lock", rank)).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (!file.open()) return errno == ENOENT;  // for want of a descriptor nobody is elsewhere
+  const unforked_file file(path(numbered("rank-%05d.lock", rank)).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (file.get() < 0) return errno == ENOENT;  // for want of a descriptor nobody is elsewhere
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
   // Free, and of this run: it was killed here, and what it holds is for whoever starts the job again.
   char of[64];

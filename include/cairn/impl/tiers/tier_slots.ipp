@@ -63,14 +63,14 @@ CAIRN_BODY void tier_slots::adopt() {
         slots_.push_back({.number = *number});
       continue;
     }
-    file_descriptor file(::open(directory_.path(each).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-    if (!file.open()) continue;
-    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    auto file = make_owned<unforked_file>(directory_.path(each).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (file->get() < 0) continue;
+    if (::flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
       others_have_some_ = true;  // the worker of an earlier run still writes it to the store
       continue;
     }
     struct stat s {};
-    if (::fstat(file.get(), &s) != 0) continue;
+    if (::fstat(file->get(), &s) != 0) continue;
     if (s.st_size == 0) {  // its process was killed before it had the memory
       directory_.files().remove(directory_.path(each));
       continue;
@@ -212,11 +212,13 @@ CAIRN_BODY std::shared_ptr<shared_segment> tier_slots::allocate(std::int32_t num
   const auto file_name = directory_.path(slot_name(directory_.user().rank, number));
   directory_.files().remove(file_name);  // first: a smaller one that it replaces has room that counts
   directory_.check_room(rounded);
-  file_descriptor file(::open(file_name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file.open()) fail_system(errno, "an image of the local tier could not be made: " + file_name);
+  // Children that are forked meanwhile would keep its lock, and then its memory, when this process has ended.
+  auto file = make_owned<unforked_file>(file_name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+                                        ::mode_t{0600});
+  if (file->get() < 0) fail_system(errno, "an image of the local tier could not be made: " + file_name);
   // All of it before it is mapped: what is not there would be SIGBUS when it is touched.
   const int code =
-      ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : allocate_new_file(file.get(), rounded);
+      ::flock(file->get(), LOCK_EX | LOCK_NB) != 0 ? errno : allocate_new_file(file->get(), rounded);
   if (code != 0) {
     static_cast<void>(::unlink(file_name.c_str()));
     if (code == ENOSPC) directory_.check_room(rounded);
