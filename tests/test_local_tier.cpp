@@ -794,6 +794,19 @@ TEST_CASE("another number of ranks resumes what is held: 8, 6, 1 and 8 again") {
   CHECK(last.good());
   CHECK(left_in(places.tier()).empty());
 }
+TEST_CASE("a job that ends with fewer ranks than it had leaves nothing of the others") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    job_places places;
+    killed_job(places, 4, {});
+    const auto last = run(places, ranks, {}, 8);
+    CAPTURE(last.text());
+    CHECK(last.good());
+    CHECK(last.from_tier);
+    CHECK(left_in(places.tier()).empty());
+    CHECK(!fs::exists(places.tier()));
+  }
+}
 // survives: other-job
 TEST_CASE("a tier is one job's") {
   job_places places;

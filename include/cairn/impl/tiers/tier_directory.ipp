@@ -424,7 +424,10 @@ CAIRN_BODY void tier_directory::end() noexcept {
       if (unfinished) of = rank_of_unfinished(each);
       const bool shared_one = first_here() && (each == "job" || each == "lock" || (unfinished && !of) ||
                                                is_plan_name(each) || is_run_name(each));
-      if (shared_one || (of && (*of == user_.rank || *of >= user_.world_size)) ||
+      // Of ranks that an earlier run had.
+      const auto locked = rank_of_lock(each);
+      const bool of_lost_rank = first_here() && locked && *locked >= user_.world_size;
+      if (shared_one || of_lost_rank || (of && (*of == user_.rank || *of >= user_.world_size)) ||
           each == numbered("rank-%05d.lock", user_.rank))
         files_->remove(path(each));
     }
