@@ -704,6 +704,43 @@ TEST_CASE(
   CHECK(last.good());
   CHECK(last.resumed >= resumed_at);
 }
+TEST_CASE("a job that is started more often than a save names runs goes on from what the last of them held") {
+  job_places places;
+  const auto store = places.store.path();
+  // Resumes, saves so many steps, and ends without close(). Returns what was resumed.
+  const auto start = [&](std::uint64_t every, int saves) {
+    std::vector<float> w(1000);
+    cairn::state_dict state;
+    state.tensor("w", w, {1000});
+    cairn::checkpointer ckpt{cairn::file_store{store}, cairn::local_tier{places.tier()},
+                             cairn::persist{.every = every},
+                             cairn::checkpointer_options{.max_restarts = 0, .quiet = true}};
+    const auto resumed = ckpt.resume(state).value_or(0);
+    for (auto step = resumed + 1; step <= resumed + saves; ++step) {
+      const auto save = ckpt.save(state, step);
+      save.wait_held();
+      save.wait();
+    }
+    return resumed;
+  };
+  constexpr int runs = 70;
+  CHECK(start(1, 1) == 0);  // two runs commit, and then none
+  CHECK(start(1, 1) == 1);
+  std::int64_t held = 2;
+  for (int i = 0; i < runs; ++i, ++held) REQUIRE(start(1000, 1) == held);
+  SUBCASE("the newest checkpoint of the store is as it was") {}
+  SUBCASE("the newest checkpoint of the store is gone") {
+    cairn::checkpointer ckpt{cairn::file_store{store}, cairn::checkpointer_options{.quiet = true}};
+    ckpt.remove(2);
+  }
+  SUBCASE("the job was elsewhere") {
+    places.host = "elsewhere";
+    CHECK(start(1, 1) == 2);
+    places.host = "tier";
+    held = 3;
+  }
+  CHECK(start(1000, 0) == held);
+}
 // survives: went-back
 TEST_CASE(
     "after load() of an older step the saves that follow it are resumed, not those that were given up") {

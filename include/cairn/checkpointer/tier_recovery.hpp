@@ -126,13 +126,13 @@ class tier_recovery final : public tier_loads {
                                  std::current_exception());
     }
     tier_base base{.step = step, .runs = {}};
-    const auto earlier = std::exchange(known_runs_, {});
-    if (from != nullptr) know(from->run);
+    if (from != nullptr) led_by(from->run);
     try {
       auto& reader = services_->reader();
-      if (step && from == nullptr) know(reader.run_of(*step));
-      if (const auto stored = reader.list(); !stored.empty() && (from != nullptr || stored.back() != step))
-        know(reader.run_of(stored.back()));
+      const auto stored = reader.list();
+      if (step && from == nullptr) committed(reader.run_of(*step));
+      if (!stored.empty() && (from != nullptr || stored.back() != step))
+        committed(reader.run_of(stored.back()));
     } catch (...) {  // what is held may then be taken for older than a checkpoint that is as it was
       services_->report().warned(
           "the store does not tell who saved its newest checkpoint: where the job does not commit another "
@@ -140,7 +140,8 @@ class tier_recovery final : public tier_loads {
           "its next start may pass over what the local tier holds",
           std::current_exception());
     }
-    for (const auto& run : earlier) know(run);
+    if (std::ssize(known_runs_) > max_runs)
+      known_runs_.erase(known_runs_.begin() + max_runs / 2, known_runs_.end() - max_runs / 2);
     base.runs = known_runs_;
     base_ = std::move(base);
   }
@@ -170,7 +171,7 @@ class tier_recovery final : public tier_loads {
     h.attempt = in.get<std::uint64_t>(), h.world_size = in.get<std::int32_t>();
     return h;
   }
-  static constexpr std::size_t max_runs = 64;
+  static constexpr std::ptrdiff_t max_runs = 64;
 
   /// On rank 0.
   [[nodiscard]] std::vector<std::byte> look(const std::vector<std::int64_t>& stored) {
@@ -223,15 +224,21 @@ class tier_recovery final : public tier_loads {
     }
     return found;
   }
-  void know(const std::optional<run_id>& run) {
-    if (!run) return;
-    const auto add = [&](const run_id& each) {
-      if (known_runs_.size() < max_runs && !detail::contains(known_runs_, each)) known_runs_.push_back(each);
-    };
-    add(*run);
+  /// This run goes on from what `run` held, and from what led to that.
+  void led_by(const run_id& run) {
     for (const auto& h : held_)
-      if (h.run == *run && h.runs)
-        for (const auto& each : *h.runs) add(each);
+      if (h.run == run && h.runs)
+        for (const auto& each : *h.runs)
+          if (!detail::contains(known_runs_, each)) known_runs_.push_back(each);
+    std::erase(known_runs_, run);
+    known_runs_.push_back(run);
+  }
+  /// Of a checkpoint that the store has now.
+  void committed(const std::optional<run_id>& run) {
+    if (!run) return;
+    led_by(*run);
+    known_runs_.pop_back();
+    known_runs_.insert(known_runs_.begin(), *run);
   }
 
   const std::shared_ptr<image_tier> tier_;
@@ -243,7 +250,10 @@ class tier_recovery final : public tier_loads {
   // Of rank 0.
   std::vector<held_step> held_;      // all, as they were found
   std::vector<held_step> given_up_;  // that are not loaded
-  std::vector<run_id> known_runs_;   // see tier_base::runs
+  // See tier_base::runs. First those that had committed the newest checkpoint of the store when a run began, the last of
+  // them first; at the end those that led here, the last of them last. The next start looks for one of the newest of
+  // both, so what is too much goes from the middle.
+  std::vector<run_id> known_runs_;
   std::optional<tier_base> base_;
 };
 
