@@ -207,11 +207,14 @@ struct job {
   int keep = 2;
   int every = 1;
   std::shared_ptr<lost_offers> lost_on_way = std::make_shared<lost_offers>();
+  bool on_disk = false;
   int dies = -1;  // a rank, after so many messages
   int messages = 0;
   std::shared_ptr<std::atomic<int>> landed;  // messages that came where they belong; null: none may
 
-  [[nodiscard]] std::string tier(const std::string& host) const { return memory.path() + "/" + host; }
+  [[nodiscard]] std::string tier(const std::string& host) const {
+    return (on_disk ? disk : memory).path() + "/" + host;
+  }
   void lose(const std::string& host) const { fs::remove_all(tier(host)); }
   [[nodiscard]] any_checkpointer make(int rank, const thread_group& group, const thread_link_group& links,
                                       run_result& result, std::mutex& mutex) const {
@@ -477,6 +480,50 @@ TEST_CASE(
   const auto last = j.run(5);
   CHECK(last.resumed == 4);
   CHECK(last.right == 4);
+}
+
+// survives: nothing-to-write
+TEST_CASE("a rank that had nothing to write is lost with its host, and costs no step") {
+  for (const bool on_disk : {false, true})
+    for (const auto* lost : {"host0", "host1"}) {
+      CAPTURE(on_disk);
+      CAPTURE(lost);
+      job j;
+      j.on_disk = on_disk;
+      j.hosts = names_of(2, 2);
+      // Rank 0 alone has something.
+      const auto run = [&](std::int64_t until) {
+        const thread_group group(2);
+        const thread_link_group links(2);
+        run_result result;
+        std::mutex mutex;
+        on_all_ranks(2, [&](int rank) {
+          std::vector<float> w(100'003);
+          state_dict state;
+          if (rank == 0) state.tensor("w", w, {static_cast<std::int64_t>(w.size())});
+          auto ckpt = j.make(rank, group, links, result, mutex);
+          const auto step = ckpt.resume(state);
+          if (rank == 0) result.resumed = step;
+          if (rank == 0) result.right = !step || w == std::vector<float>(w.size(), static_cast<float>(*step));
+          for (auto s = step.value_or(0) + 1; s <= until; ++s) {
+            std::fill(w.begin(), w.end(), static_cast<float>(s));
+            const auto save = ckpt.save(state, s);
+            save.wait();
+            if (!save.wait_redundant(std::chrono::minutes(2)))
+              throw std::runtime_error("step " + std::to_string(s) + " has no pieces");
+          }
+          static_cast<void>(ckpt.any_rank(false));  // nobody ends before all have come so far
+        });
+        return result;
+      };
+      run(3);
+      j.lose(lost);
+      const auto again = run(4);
+      CHECK(again.resumed == 3);
+      CHECK(again.right == 1);
+      CHECK(again.from_tier);
+      CHECK_MESSAGE(again.warned == 0, again.warning);
+    }
 }
 
 // survives: bit-flipped-on-hosts
