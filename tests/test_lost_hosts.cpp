@@ -475,6 +475,10 @@ TEST_CASE(
   CHECK(again.resumed == 2);
   CHECK(again.right == 4);
   CHECK_FALSE(again.from_tier);
+  CHECK_MESSAGE(
+      again.warning.find("step 3 in the local tiers cannot be completed: no local tier has the images "
+                         "of ranks 0, 1, 2") != std::string::npos,
+      again.warning);
   // Step 3 of the host that was left is not taken for one of the new run.
   j.lose("host1");
   const auto last = j.run(5);
@@ -482,6 +486,123 @@ TEST_CASE(
   CHECK(last.right == 4);
 }
 
+/// What a start says that ends with an error of this type.
+template <class Error>
+std::string refusal(const job& j) {
+  try {
+    j.run(0);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return {};
+}
+// survives: too-many-hosts
+TEST_CASE(
+    "where more hosts are lost than may be and the store has nothing, the start ends with what the tiers "
+    "hold, and nothing is given up") {
+  job j;
+  j.hosts = names_of(4, 4);
+  j.run(3);
+  for (const auto* host : {"host0", "host1", "host2"}) fs::rename(j.tier(host), j.tier(host) + ".away");
+  const auto why = refusal<storage_error>(j);
+  for (const auto* part : {"storage.nothing_loads", "step 3", "images of ranks 0, 1, 2", "to begin anew"})
+    CHECK_MESSAGE(why.find(part) != std::string::npos, why);
+  SUBCASE("the hosts come back") {
+    for (const auto* host : {"host0", "host1", "host2"}) {
+      j.lose(host);
+      fs::rename(j.tier(host) + ".away", j.tier(host));
+    }
+    const auto again = j.run(4);
+    CHECK(again.resumed == 3);
+    CHECK(again.right == 4);
+    CHECK(again.from_tier);
+  }
+  SUBCASE("the job begins anew on purpose") {
+    for (const auto& host : j.hosts) j.lose(host);
+    CHECK_FALSE(j.run(1).resumed);
+  }
+}
+TEST_CASE("a first save that not all ranks came to hold is no reason not to begin anew") {
+  job j;
+  j.hosts = names_of(4, 4);
+  j.run(1);
+  j.lose("host1");
+  for (const auto& host : j.hosts) {  // nor had they made pieces of it
+    if (host == "host1") continue;
+    std::vector<fs::path> pieces;
+    for (const auto& e : fs::directory_iterator(j.tier(host)))
+      if (e.path().filename().string().starts_with("kept.")) pieces.push_back(e.path());
+    CHECK(pieces.size() == 1);
+    for (const auto& each : pieces) fs::remove(each);
+  }
+  const auto again = j.run(2);
+  CHECK_FALSE(again.resumed);
+  CHECK_MESSAGE(again.warning.find("step 1 in the local tiers cannot be completed") != std::string::npos,
+                again.warning);
+  CHECK(j.run(3).resumed == 2);
+}
+#if CAIRN_USES_PARITY + 0
+/// Ranks of which each keeps a copy for another one in a ring, or parity: a pair with copies could be taken for either.
+int ranks_with(how by) {
+  return by == how::copies ? 3 : 4;
+}
+// survives: other-redundancy
+TEST_CASE("another redundancy than the job had ends the start where it is needed, with the one that it had") {
+  for (const auto had : {how::copies, how::parity}) {
+    CAPTURE(static_cast<int>(had));
+    const int ranks = ranks_with(had);
+    job j;
+    j.by = had;
+    j.persist_every = 2;
+    j.hosts = names_of(ranks, ranks);
+    j.run(3);
+    j.lose("host2");
+    j.by = had == how::copies ? how::parity : how::copies;
+    const auto why = refusal<usage_error>(j);
+    for (const auto* part : {"usage.bad_option", "step 3", "from step 2",
+                             had == how::copies ? "which was partner_copies{}" : "which was parity{3, 1}"})
+      CHECK_MESSAGE(why.find(part) != std::string::npos, why);
+    j.by = had;
+    const auto again = j.run(4);
+    CHECK(again.resumed == 3);
+    CHECK(again.right == ranks);
+    CHECK(again.from_tier);
+  }
+}
+TEST_CASE("a job may have another redundancy than it had where no piece of what it resumes is needed") {
+  for (const auto had : {how::copies, how::parity}) {
+    CAPTURE(static_cast<int>(had));
+    const int ranks = ranks_with(had);
+    const auto other = had == how::copies ? how::parity : how::copies;
+    {
+      job j;
+      j.by = had;
+      j.hosts = names_of(ranks, ranks);
+      j.run(3);
+      j.by = other;
+      const auto again = j.run(4);
+      CHECK(again.resumed == 3);
+      CHECK(again.right == ranks);
+      CHECK(again.from_tier);
+      j.lose("host2");
+      const auto last = j.run(5);
+      CHECK(last.resumed == 4);
+      CHECK(last.right == ranks);
+    }
+    job j;
+    j.by = had;
+    j.persist_every = 1;  // the store has what the tiers have
+    j.hosts = names_of(ranks, ranks);
+    j.run(3);
+    j.by = other;
+    j.lose("host2");
+    const auto again = j.run(4);
+    CHECK(again.resumed == 3);
+    CHECK(again.right == ranks);
+    CHECK_FALSE(again.from_tier);
+  }
+}
+#endif
 // survives: nothing-to-write
 TEST_CASE("a rank that had nothing to write is lost with its host, and costs no step") {
   for (const bool on_disk : {false, true})

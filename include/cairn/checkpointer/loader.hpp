@@ -207,6 +207,13 @@ class loader {
                                  : " (its manifest could not be moved aside)";
       services_->report().fell_back(*step, why);
     }
+    if (found && passed.size() + refused == 0)
+      fail(
+          error_id::storage_nothing_loads,
+          "the store has no checkpoint, and what the local tiers hold does not load; nothing was overwritten "
+          "or given up; make good what the reasons name and start again, or remove the directories of the "
+          "local tiers on all hosts to begin anew: " +
+              reasons);
     if (found)
       fail(error_id::storage_nothing_loads,
            "checkpoints exist and none of the newest " + std::to_string(passed.size() + refused) +

@@ -40,6 +40,15 @@ class spread_recovery {
   /// The saves that are complete, or can be made so, as far as records tell; ascending by step, of one run as they were
   /// saved. No message.
   [[nodiscard]] std::vector<held_step> found() const;
+  /// A save of which the places hold something, and that is neither whole nor can be made so.
+  struct incomplete_save {
+    held_step which;
+    std::string why;        // in words
+    bool is_first = false;  // there may have been no save that all ranks held
+    std::string other;      // see image_rebuilder::other_redundancy()
+  };
+  /// These, ascending by step, without those that a rank whose place is there had no time for. No message.
+  [[nodiscard]] std::vector<incomplete_save> incomplete() const;
   /// Rebuilds the images that no place has of a save that was found, each in the place of one rank, and verified by the
   /// digests of the save. Where a place does not take it, such as a disk that fails, another one does.
   /// @throws peer_error (peer_lost) where the loss is too much; corrupt_error; storage_error where no place takes it

@@ -6,12 +6,16 @@
 #include <cairn/checkpointer/tier_parts.hpp>
 #include <cairn/concepts/image_rebuilder.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/system/algorithm.hpp>
+#include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/wire.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -191,26 +195,22 @@ class tier_recovery final : public tier_loads {
       services_->report().warned(text);
       all += (all.empty() ? "" : "; ") + text;
     }
+    std::optional<run_id> newest;
+    if (!held_.empty() || spread_ != nullptr) newest = newest_run(stored);
+    const auto found = descending_from(newest, stored);
+    if (spread_ != nullptr) look_at_incomplete(newest, stored, found, all);
     wire_writer out;
     out.put(std::string_view(all));
-    const auto found = descending_from(stored);
     out.put(static_cast<std::uint64_t>(found.size()));
     for (const auto& h : found) put_held(out, h);
     return out.take();
   }
   /// Of what is held, what is not older than the newest checkpoint of the store; tells of the rest.
-  [[nodiscard]] std::vector<held_step> descending_from(const std::vector<std::int64_t>& stored) {
-    if (held_.empty() || stored.empty()) return held_;
-    std::optional<run_id> newest;
-    for (auto step = stored.rbegin(); step != stored.rend() && !newest; ++step) try {
-        newest = services_->reader().run_of(*step);
-        if (!newest) return held_;  // the storage does not tell
-      } catch (const error&) {      // a checkpoint that is damaged
-      }
-    if (!newest) return held_;
+  [[nodiscard]] std::vector<held_step> descending_from(const std::optional<run_id>& newest,
+                                                       const std::vector<std::int64_t>& stored) {
     std::vector<held_step> found;
     for (const auto& h : held_) {
-      if (h.run == *newest || !h.runs || detail::contains(*h.runs, *newest)) {
+      if (knows_of(h, newest)) {
         found.push_back(h);
         continue;
       }
@@ -223,6 +223,50 @@ class tier_recovery final : public tier_loads {
             std::to_string(stored.back()) + " of the store");
     }
     return found;
+  }
+  /// Who made the newest checkpoint of the store; nothing: nobody tells.
+  [[nodiscard]] std::optional<run_id> newest_run(const std::vector<std::int64_t>& stored) {
+    for (auto step = stored.rbegin(); step != stored.rend(); ++step) try {
+        return services_->reader().run_of(*step);
+      } catch (const error&) {  // a checkpoint that is damaged
+      }
+    return std::nullopt;
+  }
+  [[nodiscard]] static bool knows_of(const held_step& h, const std::optional<run_id>& newest) {
+    return !newest || h.run == *newest || !h.runs || detail::contains(*h.runs, *newest);
+  }
+  /// What lies in the tiers, is newer than what can be had, and cannot be resumed: tells of it. `reasons`: gets what must not
+  /// be given up by beginning anew. @throws usage_error for pieces that another redundancy made
+  void look_at_incomplete(const std::optional<run_id>& run, const std::vector<std::int64_t>& stored,
+                          const std::vector<held_step>& found, std::string& reasons) {
+    std::optional<std::int64_t> newest;  // that can be had
+    if (!stored.empty()) newest = stored.back();
+    if (!found.empty()) newest = std::max(newest.value_or(found.back().step), found.back().step);
+    const auto is_superseded = [&](const held_step& h) {
+      return !knows_of(h, run) || detail::any_of(found, [&](const held_step& other) {
+        return !(other.run == h.run) && other.runs && detail::contains(*other.runs, h.run);
+      });
+    };
+    std::optional<spread_recovery::incomplete_save> left;
+    for (auto& each : spread_->incomplete())
+      if ((!newest || each.which.step > *newest) && !is_superseded(each.which)) left = std::move(each);
+    if (!left) return;
+    const auto step = "step " + std::to_string(left->which.step);
+    if (!left->other.empty())
+      fail(error_id::usage_bad_option,
+           step + " in the local tiers lacks images that were lost, and " + left->other +
+               ". Nothing was given up. Where its sets do not fit the ranks any more, cairn-scavenge saves "
+               "the step to the store; to " +
+               (stored.empty() ? std::string("begin anew")
+                               : "go on from step " + std::to_string(stored.back()) + " of the store") +
+               " instead, remove the directories of the local tiers on all hosts");
+    const auto text = step + " in the local tiers cannot be completed: " + left->why;
+    if (newest || left->is_first) {
+      services_->report().warned(text + "; it is given up when the job " +
+                                 (newest ? "goes on from step " + std::to_string(*newest) : "begins anew"));
+      return;
+    }
+    reasons += (reasons.empty() ? "" : "; ") + text + "; bring back a host that has them";
   }
   /// This run goes on from what `run` held, and from what led to that.
   void led_by(const run_id& run) {

@@ -75,6 +75,9 @@ class image_rebuilder {
   virtual void remove_pieces(const std::string& directory, const surveyed_save& which) = 0;
   /// Why the image of this rank cannot be rebuilt, in a sentence; empty: it can, as far as records tell.
   [[nodiscard]] virtual std::string obstacle(const surveyed_save& all, std::int32_t lost) = 0;
+  /// Where the pieces of this rank's image were made by another redundancy than the job has now: a sentence, with the one
+  /// that it had; empty: they were not, or none is left.
+  [[nodiscard]] virtual std::string other_redundancy(const surveyed_save& all, std::int32_t lost) = 0;
   /// What this place gives to others.
   [[nodiscard]] virtual std::unique_ptr<rebuild_sources> sources(const std::string& directory,
                                                                  const surveyed_save& all) = 0;

@@ -27,6 +27,7 @@ struct surveyed_piece {
   std::uint64_t made_of = 0;         ///< tells apart what pieces were made of
   std::vector<std::int32_t> ranks;   ///< of the set
   std::vector<std::uint64_t> bytes;  ///< of their images
+  std::uint64_t piece_bytes = 0;     ///< of the piece itself
 };
 /// What one place of a tier has of a save.
 struct surveyed_save {

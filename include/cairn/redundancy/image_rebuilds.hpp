@@ -23,6 +23,7 @@ class redundancy_rebuilder final : public image_rebuilder {
               std::vector<std::string>& damaged) override;
   void remove_pieces(const std::string& directory, const surveyed_save& which) override;
   [[nodiscard]] std::string obstacle(const surveyed_save& all, std::int32_t lost) override;
+  [[nodiscard]] std::string other_redundancy(const surveyed_save& all, std::int32_t lost) override;
   [[nodiscard]] std::unique_ptr<rebuild_sources> sources(const std::string& directory,
                                                          const surveyed_save& all) override;
   [[nodiscard]] std::unique_ptr<image_rebuild> begin(const std::string& directory, const surveyed_save& all,

@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/rebuild_exchange.hpp>
 #include <cairn/checkpointer/spread_recovery.hpp>
 #include <cairn/concepts/read_exchange.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
@@ -96,6 +97,39 @@ CAIRN_BODY std::vector<held_step> spread_recovery::found() const {
   for (const auto& save : places_.saves())
     if (save.has_plan && can_be_whole(save)) steps.push_back(held_step_of(save));
   return steps;
+}
+CAIRN_BODY std::vector<spread_recovery::incomplete_save> spread_recovery::incomplete() const {
+  std::vector<incomplete_save> found;
+  for (const auto& save : places_.saves()) {
+    const auto lost = lost_of(save);
+    // A piece is made of images that were held.
+    const auto has_piece_of = [&](std::int32_t rank) {
+      return detail::any_of(save.pieces, [&](const auto& p) { return contains(p.ranks, rank); });
+    };
+    const auto had_no_time = [&](std::int32_t rank) {
+      return !has_piece_of(rank) && detail::any_of(places_.saves(), [&](const surveyed_save& s) {
+        return s.run == save.run && s.world_size == save.world_size &&
+               detail::any_of(s.images, [&](const auto& image) { return image.rank == rank; });
+      });
+    };
+    if (can_be_whole(save) || detail::any_of(lost, had_no_time)) continue;
+    incomplete_save left;
+    left.which = held_step_of(save);
+    left.why = "no local tier has the " + std::string(lost.size() == 1 ? "image of " : "images of ") +
+               list_of_ranks(lost);
+    std::string obstacle;
+    for (const auto rank : lost) {
+      if (rebuilder_ == nullptr) continue;
+      if (obstacle.empty()) obstacle = rebuilder_->obstacle(save, rank);
+      if (left.other.empty()) left.other = rebuilder_->other_redundancy(save, rank);
+    }
+    if (!obstacle.empty()) left.why += ": " + obstacle;
+    // Ranks that train together are at most one save apart.
+    left.is_first = !detail::all_of(lost, has_piece_of) && save.runs.empty() &&
+                    save_count_of(save.run, save.step, save.attempt) <= 2;
+    found.push_back(std::move(left));
+  }
+  return found;
 }
 CAIRN_BODY const surveyed_save* spread_recovery::find(const held_step& which) const {
   for (const auto& save : places_.saves())

@@ -52,7 +52,7 @@ CAIRN_BODY void put_survey(wire_writer& out, std::span<const surveyed_save> save
     for (const auto& i : s.images) out.put(i.rank).put(i.files).put(i.record_digest).put(i.data_bytes);
     count(s.pieces);
     for (const auto& p : s.pieces) {
-      out.put(p.rank).put(p.member).put(p.made_by).put(p.made_of);
+      out.put(p.rank).put(p.member).put(p.made_by).put(p.made_of).put(p.piece_bytes);
       count(p.ranks);
       for (std::size_t i = 0; i < p.ranks.size(); ++i) out.put(p.ranks[i]).put(p.bytes[i]);
     }
@@ -78,10 +78,11 @@ CAIRN_BODY std::vector<surveyed_save> get_survey(wire_reader& in) {
       i.rank = check(in.get<std::int32_t>()), i.files = in.get<std::uint32_t>();
       i.record_digest = in.get<std::uint64_t>(), i.data_bytes = in.get<std::uint64_t>();
     }
-    s.pieces.resize(in.get_count(32));
+    s.pieces.resize(in.get_count(40));
     for (auto& p : s.pieces) {
       p.rank = check(in.get<std::int32_t>()), p.member = in.get<std::int32_t>();
       p.made_by = in.get<std::uint64_t>(), p.made_of = in.get<std::uint64_t>();
+      p.piece_bytes = in.get<std::uint64_t>();
       const auto members = in.get_count(12);
       if (p.member < 0 || static_cast<std::size_t>(p.member) >= members)
         in.fail_here("a piece is of nobody in its set");

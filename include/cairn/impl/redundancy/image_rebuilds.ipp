@@ -44,7 +44,8 @@ CAIRN_BODY void redundancy_rebuilder::survey(const std::string& directory, std::
                            .made_by = kept.made_by,
                            .made_of = 0,
                            .ranks = {},
-                           .bytes = {}};
+                           .bytes = {},
+                           .piece_bytes = kept.blocks.bytes()};
       digest_stream heads;
       for (const auto& head : kept.heads) {
         const auto encoded = encode_head(head);
@@ -79,6 +80,15 @@ CAIRN_BODY std::string redundancy_rebuilder::obstacle(const surveyed_save& all, 
     static_cast<void>(by_.rebuilding(set.members, set.lost, set.survivors));
   } catch (const error& e) {
     return e.what();
+  }
+  return {};
+}
+CAIRN_BODY std::string redundancy_rebuilder::other_redundancy(const surveyed_save& all, std::int32_t lost) {
+  try {
+    static_cast<void>(set_left(all, by_, lost));
+  } catch (const usage_error& e) {
+    return e.message();
+  } catch (const peer_error&) {  // nothing is left that tells
   }
   return {};
 }

@@ -5,11 +5,28 @@
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
 namespace cairn {
 inline namespace v1 {
 namespace detail {
+
+/// Which redundancy made a piece, as far as the sizes of the pieces of its set tell.
+[[nodiscard]] inline std::string maker_of(const surveyed_save& all, const surveyed_piece& piece) {
+  const auto members = static_cast<std::uint64_t>(piece.ranks.size());
+  const auto image = *std::max_element(piece.bytes.begin(), piece.bytes.end());
+  std::uint64_t bytes = 0;
+  for (const auto& p : all.pieces)
+    if (p.made_of == piece.made_of && p.ranks == piece.ranks) bytes = std::max(bytes, p.piece_bytes);
+  if (members <= 3 && bytes == image) return "partner_copies{}";
+  // With parity a piece has losses / (members - losses) of an image.
+  const auto both = std::max<std::uint64_t>(1, image + bytes);
+  const auto losses = std::max<std::uint64_t>(1, std::min(members - 1, (members * bytes + both / 2) / both));
+  return "parity{" + std::to_string(members - losses) + ", " + std::to_string(losses) +
+         "}, or another one with sets of " + std::to_string(members) + " ranks, of which " +
+         std::to_string(losses) + " may be lost";
+}
 
 CAIRN_BODY set_that_is_left set_left(const surveyed_save& all, const any_redundancy& by, std::int32_t rank) {
   const auto of = std::find_if(all.pieces.begin(), all.pieces.end(), [&](const surveyed_piece& p) {
@@ -36,7 +53,8 @@ CAIRN_BODY set_that_is_left set_left(const surveyed_save& all, const any_redunda
         piece->made_by != fingerprint_of(by, found.members, static_cast<std::int32_t>(i)))
       fail(error_id::usage_bad_option,
            "the pieces of a save were made by another redundancy than the one that is given: give the one "
-           "that the job had",
+           "that the job had, which was " +
+               maker_of(all, *piece) + ", as the sizes of the pieces tell",
            {.rank = member});
   }
   found.survivors.images[static_cast<std::size_t>(found.lost)] = false;
