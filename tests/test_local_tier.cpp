@@ -1328,6 +1328,43 @@ TEST_CASE(
   CHECK(first >= 600);
   CHECK(first <= 1300);
 }
+TEST_CASE("a job that is restarted more often than saves are due goes to the store with each start") {
+  for (const double seconds : {0.0, 1e6}) {
+    CAPTURE(seconds);
+    scratch_directory memory("/dev/shm");
+    const cairn::memory_store store;
+    std::vector<float> w(1000);
+    cairn::state_dict state;
+    state.tensor("w", w, {1000});
+    /// Returns what was resumed. What does not end with close() leaves its images there.
+    const auto run = [&](int saves, bool close) {
+      cairn::checkpointer ckpt{store, cairn::local_tier{memory.path() + "/tier"},
+                               cairn::persist{.every = 10, .seconds = seconds},
+                               cairn::checkpointer_options{.quiet = true}};
+      const auto from = ckpt.resume(state).value_or(0);
+      for (std::int64_t step = from + 1; step <= from + saves; ++step) {
+        const auto save = ckpt.save(state, step);
+        save.wait();
+        save.wait_held();
+      }
+      if (close) ckpt.close();
+      return from;
+    };
+    const auto stored = [&] {
+      cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
+      return reads.list();
+    };
+    CHECK(run(9, false) == 0);
+    CHECK(stored().empty());  // a new job begins to count
+    CHECK(run(9, false) == 9);
+    CHECK(stored() == std::vector<std::int64_t>{10});
+    CHECK(run(0, false) == 18);
+    CHECK(run(9, true) == 18);
+    CHECK(stored() == std::vector<std::int64_t>{10, 19, 27});  // the last one by close()
+    CHECK(run(9, false) == 27);
+    CHECK(stored() == std::vector<std::int64_t>{10, 19, 27});  // the store had what it resumed
+  }
+}
 /// A local tier that somebody else keeps as well.
 class shared_tier final : public cairn::image_tier {
  public:

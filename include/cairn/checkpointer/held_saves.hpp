@@ -182,7 +182,10 @@ class held_saves final : public tier_saves {
       }
   }
   /// Whether the store has the step that the job resumed.
-  void resumed(bool in_store) noexcept override { store_has_all_ = in_store; }
+  void resumed(bool in_store) noexcept override {
+    store_has_all_ = in_store;
+    if (!in_store) schedule_.store_lacks_step();  // a job that is restarted often would write nothing to it
+  }
   /// Has the image held as soon as it is released. `alone`: the save goes to no store, and ends then.
   void hold(save_job job, std::uint64_t plan_digest, bool alone) override {
     const auto whole = job.progress;
