@@ -1141,6 +1141,15 @@ class gated_store : public cairn::memory_store {
     bool open = true;
     bool refuses = false;
     int waiting = 0;
+    /// Changes it, and wakes who waits.
+    template <class Change>
+    void set(Change&& change) {
+      {
+        const std::lock_guard lock(mutex);
+        change(*this);
+      }
+      changed.notify_all();
+    }
   };
   explicit gated_store(std::shared_ptr<gate> g) : gate_(std::move(g)) {}
   [[nodiscard]] object_writer create(std::string_view key, std::uint64_t size_hint) {
@@ -1290,6 +1299,152 @@ TEST_CASE("with strict, a store that fails is an error of the next save, once, w
     ckpt.close();
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
+}
+TEST_CASE("with strict, each save that fails is thrown, also where the next one is due") {
+  scratch_directory memory("/dev/shm");
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  const auto gate = std::make_shared<gated_store::gate>();
+  gated_store store(gate);
+  cairn::checkpointer ckpt{store, cairn::local_tier{memory.path() + "/tier"}, cairn::persist{.strict = true},
+                           cairn::checkpointer_options{.quiet = true}};
+  ckpt.prepare(state);
+  gate->set([](auto& g) { g.refuses = true; });
+  CHECK_THROWS_AS(ckpt.save(state, 1).wait(), cairn::storage_error);
+  gate->set([](auto& g) { g.refuses = false; });
+  CHECK_THROWS_AS(static_cast<void>(ckpt.save(state, 2)), cairn::storage_error);
+  ckpt.save(state, 3).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{2, 3});
+  ckpt.close();
+}
+TEST_CASE(
+    "with strict, a store that hangs is thrown once, by the save that waits for it, and blocks no other") {
+  constexpr auto timeout = std::chrono::seconds(3);
+  scratch_directory memory("/dev/shm");
+  const auto tier = memory.path() + "/tier";
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  const auto gate = std::make_shared<gated_store::gate>();
+  gated_store store(gate);
+  cairn::checkpointer ckpt{store, cairn::local_tier{tier}, cairn::persist{.every = 2, .strict = true},
+                           cairn::checkpointer_options{.timeout = timeout, .quiet = true}};
+  ckpt.prepare(state);
+  gate->set([](auto& g) { g.open = false; });
+  ckpt.save(state, 1).wait();
+  const auto hangs = ckpt.save(state, 2);
+  ckpt.save(state, 3).wait_held();
+  try {
+    static_cast<void>(ckpt.save(state, 4));
+    FAIL("a save that waits in vain says so");
+  } catch (const cairn::timeout_error& e) {
+    CHECK(e.id() == cairn::error_id::timeout_commit);
+    CHECK(std::string(e.what()).find("earlier save") != std::string::npos);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  constexpr int more = 40;
+  for (std::int64_t step = 5; step < 5 + more; ++step) {
+    const auto save = ckpt.save(state, step);
+    save.wait_held();
+    CHECK_FALSE(save.report().persisted);
+    std::set<std::int64_t> held;
+    for (const auto& each : left_in(tier))
+      if (const auto name = cairn::detail::parse_held_name(each)) held.insert(name->step);
+    if (step == 5) CHECK(held.contains(4));  // what threw is held
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < more * timeout / 2);  // they did not wait again
+  gate->set([](auto& g) { g.open = true; });
+  try {
+    hangs.wait();
+  } catch (const cairn::error&) {  // it may be too late
+  }
+  ckpt.save(state, 100).wait();  // and throws nothing about what was told
+  CHECK(ckpt.list().back() == 100);
+  ckpt.close();
+}
+/// What a checkpointer warns of.
+class warnings {
+ public:
+  using cairn_role = cairn::role::observer;
+  void observe(const cairn::observation& what) noexcept {
+    if (what.kind != cairn::observation::event::warning) return;
+    const std::lock_guard lock(all_->mutex);
+    all_->texts.emplace_back(what.text);
+  }
+  [[nodiscard]] std::vector<std::string> with(const std::string& part) const {
+    const std::lock_guard lock(all_->mutex);
+    std::vector<std::string> found;
+    for (const auto& each : all_->texts)
+      if (each.find(part) != std::string::npos) found.push_back(each);
+    return found;
+  }
+
+ private:
+  struct texts_of {
+    std::mutex mutex;
+    std::vector<std::string> texts;
+  };
+  std::shared_ptr<texts_of> all_ = std::make_shared<texts_of>();
+};
+TEST_CASE("a store that hangs is told once a save is due, and again after 8 and 64 of them") {
+  scratch_directory memory("/dev/shm");
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  const auto gate = std::make_shared<gated_store::gate>();
+  gated_store store(gate);
+  std::int64_t step = 0;
+  std::int64_t stored = 0;
+  for (const bool resumed : {false, true}) {
+    CAPTURE(resumed);
+    const warnings said;
+    cairn::checkpointer ckpt{store, cairn::local_tier{memory.path() + "/tier"}, cairn::persist{.every = 2},
+                             said,
+                             cairn::checkpointer_options{.timeout = std::chrono::seconds(3), .quiet = true}};
+    REQUIRE(ckpt.resume(state).value_or(0) == step);
+    const auto save = [&] {
+      auto handle = ckpt.save(state, ++step);
+      handle.wait_held();
+      return handle;
+    };
+    const auto told = [&] { return said.with("See whether the store answers"); };
+    if (!resumed) {
+      save();
+      save().wait();
+      stored = step;
+    }
+    gate->set([](auto& g) { g.open = false; });
+    auto hangs = save();
+    if (!hangs.report().persisted) hangs = save();
+    REQUIRE(hangs.report().persisted);
+    CHECK(told().empty());
+    for (const auto until = cairn::deadline::in(std::chrono::minutes(2)); told().empty() && !until.passed();)
+      save();
+    REQUIRE(told().size() == 1);
+    CHECK_MESSAGE(
+        told()[0].find("does not have step " + std::to_string(hangs.report().step)) != std::string::npos,
+        told()[0]);
+    CHECK_MESSAGE(told()[0].find("1 save that was due since") != std::string::npos, told()[0]);
+    CHECK_MESSAGE(told()[0].find("all steps after " + std::to_string(stored)) != std::string::npos,
+                  told()[0]);
+    for (int kept = 2; kept <= 64; ++kept) {
+      CAPTURE(kept);
+      save();
+      CHECK(told().size() == (kept < 8 ? 1U : kept < 64 ? 2U : 3U));
+    }
+    gate->set([](auto& g) { g.open = true; });
+    try {
+      hangs.wait();
+    } catch (const cairn::error&) {  // it may be too late
+    }
+    const auto next = save();
+    next.wait();
+    CHECK(next.committed());
+    stored = step;
+    save();  // which the store lacks, for the next run
+    CHECK(told().size() == 3);
+  }
 }
 TEST_CASE(
     "saves go to the store by their number, or when so much time has passed, by what all ranks agree on") {

@@ -15,6 +15,9 @@
 #include <cairn/model/save_progress.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/plan/plan_cache.hpp>
+#include <cairn/system/deadline.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/wire.hpp>
@@ -23,7 +26,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -110,36 +115,60 @@ class held_saves final : public tier_saves {
   }
 
   /// Whether the save of this count goes to the store, the same on all ranks. Before anything of it that may fail
-  /// on one rank alone: counts are the same on all, whatever failed. `written_until`: the deadline of a save before
-  /// it that must be written; what the ranks tell each other then takes up to `peer_timeout`.
+  /// on one rank alone: counts are the same on all, whatever failed. `timeout`: of the save before it, which the store is
+  /// late with from then on; what the ranks tell each other then takes up to `peer_timeout`.
   [[nodiscard]] bool goes_on(collectives& group, std::uint64_t save_count,
-                             std::chrono::nanoseconds peer_timeout, deadline written_until) override {
+                             std::chrono::nanoseconds peer_timeout,
+                             std::chrono::nanoseconds timeout) override {
     if (!persisting_) return true;
     if (!schedule_.asks(save_count)) return false;
-    if (persisting_->strict && storing_ != nullptr) static_cast<void>(storing_->wait_finished(written_until));
+    if (persisting_->strict && storing_ != nullptr && late_ == lateness::none &&
+        !storing_->wait_finished(deadline::in(timeout)))
+      late_ = lateness::to_throw;
+    note_end_in_store();
+    const bool busy_here = storing_ != nullptr;
+    const bool late_here = busy_here && deadline::clock::now() - storing_->begun() >= timeout;
+    constexpr auto nobody = std::numeric_limits<std::int32_t>::max();
     const auto later = [](std::vector<std::byte> left, std::vector<std::byte> right) {
       wire_reader a(left);
       wire_reader b(right);
       const auto busy = std::max(a.get<std::uint8_t>(), b.get<std::uint8_t>());
-      return wire_writer().put(busy).put(std::max(a.get<double>(), b.get<double>())).take();
+      const auto seconds = std::max(a.get<double>(), b.get<double>());
+      const auto late = std::min(a.get<std::int32_t>(), b.get<std::int32_t>());
+      return wire_writer().put(busy).put(seconds).put(late).take();
     };
     auto all = wire_writer()
-                   .put(static_cast<std::uint8_t>(storing_ != nullptr && !storing_->finished()))
+                   .put(static_cast<std::uint8_t>(busy_here))
                    .put(seconds_since(went_at_))
+                   .put(late_here ? group.rank() : nobody)
                    .take();
     if (group.size() > 1)
       all = group.tree_reduce_broadcast(std::move(all), later, deadline::in(peer_timeout));
     wire_reader in(all);
     const bool busy = in.get<std::uint8_t>() != 0;
-    if (!schedule_.goes(save_count, busy, in.get<double>())) return false;
+    const auto seconds = in.get<double>();
+    const auto late = in.get<std::int32_t>();
+    if (!schedule_.goes(save_count, busy, seconds)) {
+      if (late != nobody && ++kept_ == told_next_) {
+        told_next_ *= 8;
+        if (late == group.rank()) warn_of_late_store();
+      }
+      return false;
+    }
+    kept_ = 0, told_next_ = 1;
     went_at_ = deadline::clock::now();
     return true;
   }
-  /// Where the store counts: throws, once, what kept the last save from it.
+  /// Where the store counts: throws, once, what kept the last save from it, or that it is late.
   void throw_failure_of_store() override {
-    if (!persisting_ || !persisting_->strict || storing_ == nullptr || !storing_->finished()) return;
-    if (const auto done = std::exchange(storing_, nullptr); done->failure() != nullptr)
-      std::rethrow_exception(done->failure());
+    if (!persisting_ || !persisting_->strict) return;
+    note_end_in_store();
+    if (to_throw_ != nullptr) std::rethrow_exception(std::exchange(to_throw_, nullptr));
+    if (late_ != lateness::to_throw) return;
+    late_ = lateness::thrown;
+    storing_->fail_late(error_id::timeout_commit,
+                        "the store did not have an earlier save in time: this one is held by the local tier "
+                        "alone, as the next ones are until the earlier one has ended");
   }
   /// The next save is to be staged, and may want the image of the last one.
   void make_room() noexcept override {
@@ -181,19 +210,22 @@ class held_saves final : public tier_saves {
       } catch (...) {  // the first save tries again, and tells
       }
   }
-  /// Whether the store has the step that the job resumed.
-  void resumed(bool in_store) noexcept override {
+  /// Whether the store has the step that the job resumed, and the newest that it has.
+  void resumed(bool in_store, std::optional<std::int64_t> stored) noexcept override {
     store_has_all_ = in_store;
+    stored_ = stored;
     if (!in_store) schedule_.store_lacks_step();  // a job that is restarted often would write nothing to it
   }
   /// Has the image held as soon as it is released. `alone`: the save goes to no store, and ends then.
   void hold(save_job job, std::uint64_t plan_digest, bool alone) override {
     const auto whole = job.progress;
     store_has_all_ = true;  // when close() has succeeded
-    if (alone)
+    if (alone) {
       newest_ = make_owned<save_job>(job);
-    else
+    } else {
+      note_end_in_store();
       storing_ = whole;
+    }
     job.progress = detail::make_shared<save_progress>(job.context.step);
     job.progress->set_image(job.image.control());
     job.image.carry_notes_of(job.progress);
@@ -260,6 +292,29 @@ class held_saves final : public tier_saves {
       if (bytes != 0) tier_->check_room(bytes);
     });
   }
+  /// Where the save that went to the store last has ended.
+  void note_end_in_store() noexcept {
+    if (storing_ == nullptr || !storing_->finished()) return;
+    const auto done = std::exchange(storing_, nullptr);
+    if (done->committed())
+      stored_ = done->report().step;
+    else if (persisting_ && persisting_->strict && late_ != lateness::thrown)
+      to_throw_ = done->failure();
+    late_ = lateness::none;
+  }
+  void warn_of_late_store() noexcept {
+    services_->report().warned([&] {
+      char age[32];
+      std::snprintf(age, sizeof age, "%.0f s", seconds_since(storing_->begun()));
+      return "the store does not have step " + std::to_string(storing_->report().step) +
+             ", whose save began " + age + " ago, and " + std::to_string(kept_) +
+             (kept_ == 1 ? " save that was due since is" : " saves that were due since are") +
+             " in the local tier alone: a lost host costs all steps " +
+             (stored_ ? "after " + std::to_string(*stored_) : std::string("of this run")) +
+             ", but for those that are redundant, until a line tells of a commit. "
+             "See whether the store answers";
+    });
+  }
   void tell_base() {
     if (!base_) return;
     // Nothing that was saved before becomes held after it.
@@ -287,8 +342,14 @@ class held_saves final : public tier_saves {
   any_writer writer_;
   std::shared_ptr<const metadata> planned_;  // what the tier has of it
   std::optional<tier_base> base_;            // of the saves to come, where they have none yet
-  bool store_has_all_ = false;  // that the tier holds, or will have it when close() has succeeded
-  std::shared_ptr<save_progress> storing_;
+  bool store_has_all_ = false;              // that the tier holds, or will have it when close() has succeeded
+  std::shared_ptr<save_progress> storing_;  // the save that went to the store last; null: it has ended
+  // Where the store counts: whether it was waited for in vain, and what kept one before it from the store.
+  enum class lateness : std::uint8_t { none, to_throw, thrown } late_ = lateness::none;
+  std::exception_ptr to_throw_;
+  std::optional<std::int64_t> stored_;  // the newest step that the store is known to have
+  std::uint64_t kept_ = 0;              // saves that were due, and did not go as the store is late
+  std::uint64_t told_next_ = 1;         // as many of them are told
   owned<save_job> newest_;
   std::vector<std::int32_t> places_;           // see saves_with_pieces::open
   std::shared_ptr<saves_with_pieces> pieces_;  // null: no redundancy

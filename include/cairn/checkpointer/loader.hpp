@@ -147,6 +147,9 @@ class loader {
         if (tier_ != nullptr) tier_->loaded(*step, from_tier, peers());
         report.from_tier = from_tier;
         store_has_resumed_ = !from_tier || has_step(steps, *step);
+        newest_stored_.reset();
+        for (const auto stored : steps)
+          if (stored <= *step) newest_stored_ = stored;  // the newer ones did not load
         services_->set_base_step(*step, std::move(lease));
         services_->report().loaded(*step, report);
         warn_of_kept_items(services_->report(), report, *step);
@@ -221,12 +224,15 @@ class loader {
                "another directory to begin anew: " +
                reasons);
     store_has_resumed_ = true;
+    newest_stored_.reset();
     if (among == nullptr && tier_ != nullptr) tier_->loaded(std::nullopt, false, peers());
     return std::nullopt;
   }
 
   /// Whether the last resume() took, or could have taken, what it did from the store; also where there was nothing.
   [[nodiscard]] bool store_has_resumed() const noexcept { return store_has_resumed_; }
+  /// The newest checkpoint that the store had then, of those that may load.
+  [[nodiscard]] std::optional<std::int64_t> newest_stored() const noexcept { return newest_stored_; }
   /// What a checkpoint of the store holds. Collective.
   stored_items items(std::int64_t step) {
     const auto manifest = read_once(
@@ -426,6 +432,7 @@ class loader {
   const checkpointer_options& options_;
   owned<tier_loads> tier_;  ///< null: none
   bool store_has_resumed_ = false;
+  std::optional<std::int64_t> newest_stored_;
   rank_load part_;
   saved_memory saved_;  ///< since it was loaded
 };

@@ -106,7 +106,8 @@ struct read_only {
 /// With a local_tier: only some saves go on to the store, the others end when they are held. A save that would go
 /// there while an earlier one is still being written is only held, and the next one goes instead, so that the
 /// store's delays and failures cost training nothing; to decide this, each such save sends one small message from
-/// rank to rank. close() writes the last save to the store. Pass it as any argument, the same on all ranks. How
+/// rank to rank. Where the one before is not in the store after `checkpointer_options::timeout`, a warning says so, again when
+/// 8 saves that were due have been kept from it since, 64, ... close() writes the last save to the store. Pass it as any argument, the same on all ranks. How
 /// fast a rank writes is an option of the executor (bytes_per_second).
 struct persist {
   using cairn_role = role::persist;
@@ -123,7 +124,9 @@ struct persist {
   /// ranks at once. Ranks that share a file write together, one file at least.
   std::int32_t writers_at_once = 0;
   /// What the store does counts: a save that is due waits until the one before it is written, and save() throws
-  /// what kept one from being committed, once, after it has begun its own.
+  /// what kept one from being committed, once, after it has begun its own. Where it waits for
+  /// `checkpointer_options::timeout` in vain, save() throws timeout_error (timeout_commit) in the same way; the next ones do
+  /// not wait for that one again, and are only held until it has ended.
   bool strict = false;
 };
 

@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -131,9 +132,9 @@ class save_path {
     if (base) base->saves = save_count_;
     held_->go_on_from(std::move(base), resumed);
   }
-  /// Whether the store has the step that the job resumed.
-  void resumed(bool in_store) noexcept {
-    if (held_ != nullptr) held_->resumed(in_store);
+  /// Whether the store has the step that the job resumed, and the newest that it has.
+  void resumed(bool in_store, std::optional<std::int64_t> stored) noexcept {
+    if (held_ != nullptr) held_->resumed(in_store, stored);
   }
   /// The job has ended in order, and the store has its last save.
   void end_tier() noexcept {
@@ -164,8 +165,8 @@ class save_path {
       save.progress->set_skipped();
       return save_handle(save.progress);
     }
-    save.persisted = held_ == nullptr || held_->goes_on(group_, save_count_, options_.peer_timeout,
-                                                        deadline::in(options_.timeout));
+    save.persisted =
+        held_ == nullptr || held_->goes_on(group_, save_count_, options_.peer_timeout, options_.timeout);
     plan(save, state);
     if (held_ != nullptr) save.context.writers_at_once = held_->writers_at_once(), held_->make_room();
     staged_image image;

@@ -32,7 +32,8 @@ class tier_saves {
   [[nodiscard]] virtual std::string describe_redundancy() const = 0;
   virtual void check_room(collectives& group, const image_layout& layout, deadline until) = 0;
   [[nodiscard]] virtual bool goes_on(collectives& group, std::uint64_t save_count,
-                                     std::chrono::nanoseconds peer_timeout, deadline written_until) = 0;
+                                     std::chrono::nanoseconds peer_timeout,
+                                     std::chrono::nanoseconds timeout) = 0;
   /// See persist.
   [[nodiscard]] virtual std::int32_t writers_at_once() const noexcept = 0;
   virtual void throw_failure_of_store() = 0;
@@ -41,7 +42,7 @@ class tier_saves {
                                                               std::optional<tier_base> base,
                                                               deadline until) const = 0;
   virtual void go_on_from(std::optional<tier_base> base, bool resumed) noexcept = 0;
-  virtual void resumed(bool in_store) noexcept = 0;
+  virtual void resumed(bool in_store, std::optional<std::int64_t> stored) noexcept = 0;
   virtual void hold(save_job job, std::uint64_t plan_digest, bool alone) = 0;
   /// Null where there is none.
   [[nodiscard]] virtual owned<save_job> take_newest() = 0;

@@ -224,7 +224,7 @@ CAIRN_BODY std::optional<std::int64_t> engine::resume(const state_dict& state,
   in_->path.before_load();
   in_->probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
   const auto step = in_->loads.resume(in_->load_planner, state, in_->run, among);
-  in_->path.resumed(in_->loads.store_has_resumed());
+  in_->path.resumed(in_->loads.store_has_resumed(), in_->loads.newest_stored());
   in_->path.go_on_from(in_->loads.take_base(), true);
   if (!in_->options.read_only) prepare(state);
   return step;
