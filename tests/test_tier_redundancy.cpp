@@ -19,6 +19,7 @@
 #include <support/counting_communicator.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
+#include <support/small_disk.hpp>
 #include <support/tier_archetype.hpp>
 #include <support/told_tier.hpp>
 
@@ -376,6 +377,47 @@ TEST_CASE(
   });
   CHECK(refused == ranks);
   CHECK(redundant == ranks);
+}
+
+TEST_CASE("prepare() asks for the room of pieces as well as of images, and counts what is there") {
+  constexpr std::int64_t elements = 500'000;
+  const scratch_directory disk;
+  // Both ranks have 6 images of 2 MB here, and 2 pieces as large.
+  const auto resumes = [&](const cairn_test::small_disk& memory, const char* store, bool saves) {
+    const thread_group group(2);
+    const thread_link_group links(2);
+    std::atomic<int> refused{0};
+    std::atomic<int> redundant{0};
+    on_all_ranks(2, [&](int rank) {
+      std::vector<float> w(elements);
+      state_dict state;
+      state.tensor("w", w, shard{{2 * elements}, {rank * elements}});
+      checkpointer ckpt{file_store{disk.path() + store},
+                        local_tier{memory.path() + "/tier", {.copy = {.threads = 1}}},
+                        persist{.every = 1000},
+                        partner_copies{.failure_group = std::to_string(rank)},
+                        links,
+                        group.communicator(rank),
+                        checkpointer_options{.peer_timeout = std::chrono::minutes(2), .quiet = true}};
+      try {
+        static_cast<void>(ckpt.resume(state));
+      } catch (const error& e) {
+        refused += std::string(e.what()).find("needs room for two pieces") != std::string::npos;
+        return;
+      }
+      if (saves) redundant += ckpt.save(state, 1).wait_redundant(std::chrono::minutes(2));
+    });
+    CHECK(redundant == (saves ? 2 - refused : 0));
+    return refused == 0;
+  };
+  {
+    const cairn_test::small_disk memory("size=28m");
+    if (!memory.mounted()) return;
+    CHECK_FALSE(resumes(memory, "/small", true));
+  }
+  const cairn_test::small_disk memory("size=36m");
+  CHECK(resumes(memory, "/large", true));
+  CHECK(resumes(memory, "/large", false));
 }
 
 TEST_CASE("redundancy needs of a tier what the concept names, and asks it in its order") {

@@ -281,14 +281,28 @@ class held_saves final : public tier_saves {
 
  private:
   static constexpr std::chrono::seconds holding_timeout{30};
-  /// Each place is asked for what its ranks need, by the lowest of them.
+  /// Each place is asked for what its ranks need, for images and for pieces, by the lowest of them.
   void check_room_of_places(collectives& group, const image_layout& layout, deadline until) {
-    auto needs = std::vector<std::vector<std::byte>>{wire_writer().put(tier_->missing(layout)).take()};
-    if (group.size() > 1) needs = group.all_gather(std::move(needs.front()), until);
+    const auto of_all = [&](auto&& own) {
+      std::vector<std::byte> bytes;
+      std::exception_ptr failure;
+      try {
+        bytes = wire_writer().put(std::uint64_t{own()}).take();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      const auto all =
+          failure != nullptr ? group.all_gather(failure, until) : group.all_gather(std::move(bytes), until);
+      std::vector<std::uint64_t> numbers;
+      for (const auto& each : all) numbers.push_back(wire_reader(each).get<std::uint64_t>());
+      return numbers;
+    };
+    const auto images = of_all([&] { return layout.bytes; });
+    const auto needs = of_all([&] { return tier_->missing(layout) + pieces_->missing(images); });
     on_each_rank(group, until, [&] {
       std::uint64_t bytes = 0;
       for (std::size_t rank = 0; rank < needs.size(); ++rank)
-        if (places_.at(rank) == group.rank()) bytes += wire_reader(needs[rank]).get<std::uint64_t>();
+        if (places_.at(rank) == group.rank()) bytes += needs[rank];
       if (bytes != 0) tier_->check_room(bytes);
     });
   }

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,6 +67,10 @@ class saves_with_pieces {
     return places;
   }
   [[nodiscard]] std::string describe() const { return redundancy_->describe(); }
+  /// See redundant_saves.
+  [[nodiscard]] std::uint64_t missing(std::span<const std::uint64_t> image_bytes) const {
+    return redundancy_->missing(image_bytes);
+  }
 
   /// A save that is going to be held, unless it fails.
   void expect(const save_context& context, const std::shared_ptr<save_progress>& save) {

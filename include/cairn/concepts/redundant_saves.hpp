@@ -55,6 +55,8 @@ class redundant_saves {
   virtual void open(collectives& job, std::span<const std::string> groups,
                     std::span<const std::int32_t> places, std::shared_ptr<spread_tier> tier,
                     std::chrono::nanoseconds timeout, deadline until) = 0;
+  /// What this rank has yet to allocate for pieces of saves whose images have so many bytes, one number for each rank. After open().
+  [[nodiscard]] virtual std::uint64_t missing(std::span<const std::uint64_t> image_bytes) const = 0;
   /// Calls `call`, which must not throw, when a save of which hold() was true has ended. Any thread. Before the first hold().
   virtual void when_ended(callback<void(std::uint64_t save_count, const redundancy_report&)> call) = 0;
   /// Calls `call`, which must not throw, when this rank has not learned of so many saves in a row whether all ranks hold them, with a

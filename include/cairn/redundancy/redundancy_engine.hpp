@@ -72,6 +72,9 @@ class redundancy_engine {
   [[nodiscard]] std::optional<redundancy_report> report(std::uint64_t save_count) const;
   /// Waits until it has ended, at most until the deadline; else the same.
   [[nodiscard]] std::optional<redundancy_report> wait(std::uint64_t save_count, deadline until) const;
+  /// The memory, or the room on a disk, that this rank has yet to allocate before it keeps the pieces of saves whose images have
+  /// so many bytes, one number for each rank: it has room for two.
+  [[nodiscard]] std::uint64_t missing(std::span<const std::uint64_t> image_bytes) const;
   /// The ranks of the set of this one, which has this one, too.
   [[nodiscard]] const std::vector<std::int32_t>& set() const noexcept;
   /// Removes the pieces that this rank keeps: the job has ended in order. Nothing is held after it.

@@ -55,6 +55,9 @@ class redundancy_by_links final : public redundant_saves {
                                           options.timeout, options.block_timeout);
     engine_ = std::make_unique<redundancy_engine>(*link_, by_, groups, tier_->directory(), options);
   }
+  [[nodiscard]] std::uint64_t missing(std::span<const std::uint64_t> image_bytes) const override {
+    return engine_ == nullptr ? 0 : engine_->missing(image_bytes);
+  }
   void when_ended(callback<void(std::uint64_t, const redundancy_report&)> call) override {
     engine_->when_ended(
         [tier = tier_, told = std::move(call)](std::uint64_t save_count, const redundancy_report& report) {

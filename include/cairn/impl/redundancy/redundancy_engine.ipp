@@ -106,15 +106,31 @@ struct redundancy_engine::state {
   }
 
   /// Room for a piece; what its file held has been given up.
-  [[nodiscard]] static detail::file_descriptor open_piece(const std::string& name, std::uint64_t bytes) {
+  [[nodiscard]] detail::file_descriptor open_piece(const std::string& name, std::uint64_t bytes) const {
     detail::file_descriptor file(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     struct stat now {};
     if (!file.open() || ::fstat(file.get(), &now) != 0)
       detail::fail_system(errno, "a piece could not be made: " + name);
-    const auto allocate = now.st_size == 0 ? detail::allocate_new_file : detail::allocate_file;
+    const auto there = static_cast<std::uint64_t>(now.st_size);
+    if (bytes > there) detail::check_memory(directory, bytes - there);
+    const auto allocate = there == 0 ? detail::allocate_new_file : detail::allocate_file;
     if (const int code = allocate(file.get(), bytes); code != 0)
       detail::fail_system(code, "there is no room for the piece that a rank keeps for others: " + name);
     return file;
+  }
+  [[nodiscard]] std::uint64_t missing(std::span<const std::uint64_t> image_bytes) const {
+    redundancy_set members;
+    for (const auto rank : set)
+      members.push_back({.rank = rank, .bytes = image_bytes[static_cast<std::size_t>(rank)]});
+    const auto own = static_cast<std::int32_t>(std::find(set.begin(), set.end(), link.rank()) - set.begin());
+    const auto bytes = by.overhead(members, own);
+    std::uint64_t missing = 2 * bytes;  // earlier runs' go when the first of this one are complete
+    for (const auto& each : detail::names_in_tier(directory)) {
+      struct stat now {};
+      if (detail::rank_of_piece_name(each) == link.rank() && ::stat(path(each).c_str(), &now) == 0)
+        missing -= std::min({missing, bytes, static_cast<std::uint64_t>(now.st_size)});
+    }
+    return missing;
   }
 
   [[nodiscard]] bool ending() const { return ended.load(std::memory_order_acquire); }
@@ -482,6 +498,9 @@ CAIRN_BODY std::optional<redundancy_report> redundancy_engine::wait(std::uint64_
   const auto found = state_->reports.find(save_count);
   if (found == state_->reports.end()) return std::nullopt;
   return found->second;
+}
+CAIRN_BODY std::uint64_t redundancy_engine::missing(std::span<const std::uint64_t> image_bytes) const {
+  return state_->missing(image_bytes);
 }
 CAIRN_BODY const std::vector<std::int32_t>& redundancy_engine::set() const noexcept {
   return state_->set;
