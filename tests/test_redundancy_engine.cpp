@@ -535,6 +535,32 @@ TEST_CASE(
   of.check_redundant(3);
 }
 
+TEST_CASE("of the image of the newest redundant save what the tier has is kept, and no bytes in memory") {
+  job of(2);
+  of.small = true;
+  of.start(any_redundancy(partner_copies{}));
+  std::weak_ptr<const void> pin_before;
+  for (std::uint64_t n = 1; n <= 3; ++n) {
+    CAPTURE(n);
+    std::weak_ptr<const void> memory;
+    std::weak_ptr<const void> pin;
+    for (int rank = 0; rank < 2; ++rank) {
+      auto image = of.held(rank, n);
+      if (rank == 0) {
+        memory = image.memory;
+        auto kept = std::make_shared<int>();
+        pin = kept;
+        image.pin = std::move(kept);
+      }
+      of.engine(rank).hold(std::move(image));
+    }
+    of.check_redundant(n);
+    CHECK(memory.expired());
+    CHECK_FALSE(pin.expired());
+    CHECK(pin_before.expired());
+    pin_before = pin;
+  }
+}
 TEST_CASE("pieces of an earlier run stay until newer ones are complete") {
   const auto by = usual();
   job of(4);

@@ -18,10 +18,14 @@
 #include <doctest/doctest.h>
 #include <support/counting_communicator.hpp>
 #include <support/on_all_ranks.hpp>
+#include <support/process_ranks.hpp>
+#include <support/sanitized.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/small_disk.hpp>
 #include <support/tier_archetype.hpp>
 #include <support/told_tier.hpp>
+
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,10 +34,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -139,6 +147,21 @@ void check_rebuilt(const hosts& on, const R& by, int lost, std::int64_t step) {
   CHECK(right == 2);
   fs::remove_all(whole);
 }
+
+/// Counts warnings that have a word.
+class warning_with {
+ public:
+  using cairn_role = role::observer;
+  warning_with(std::string word, std::atomic<int>& count) : word_(std::move(word)), count_(&count) {}
+  void observe(const observation& what) noexcept {
+    if (what.kind == observation::event::warning && what.text.find(word_) != std::string_view::npos)
+      ++*count_;
+  }
+
+ private:
+  std::string word_;
+  std::atomic<int>* count_;
+};
 
 /// What the ranks do in step with each other; a rank that fails leaves the others to go on.
 class in_step {
@@ -418,6 +441,125 @@ TEST_CASE("prepare() asks for the room of pieces as well as of images, and count
   const cairn_test::small_disk memory("size=36m");
   CHECK(resumes(memory, "/large", true));
   CHECK(resumes(memory, "/large", false));
+}
+TEST_CASE(
+    "where there is no memory for a piece, or on a disk for the image, the save goes without, and says why") {
+  if (CAIRN_TEST_ADDRESS_SANITIZED) return;  // which takes all addresses
+  for (const bool on_disk : {false, true}) {
+    CAPTURE(on_disk);
+    const scratch_directory where(on_disk ? nullptr : "/dev/shm");
+    cairn_test::process_ranks one(1);
+    const auto place = where.path();
+    const auto ends = one.run([=](cairn_test::rank_process&) {
+      const memory_store store;
+      const thread_group group(2);
+      const thread_link_group links(2);
+      std::barrier together(2);
+      std::atomic<int> told{0};
+      std::atomic<int> wrong{0};
+      const auto limit_addresses = [](std::uint64_t more) {
+        unsigned long pages = 0;
+        std::FILE* status = std::fopen("/proc/self/statm", "r");
+        if (status == nullptr || std::fscanf(status, "%lu", &pages) != 1) std::abort();
+        std::fclose(status);
+        rlimit limit{};
+        ::getrlimit(RLIMIT_AS, &limit);
+        limit.rlim_cur = more == 0 ? limit.rlim_max : rlim_t{pages} * 4096 + more;
+        if (::setrlimit(RLIMIT_AS, &limit) != 0) std::abort();
+      };
+      on_all_ranks(2, [&](int rank) {
+        std::vector<float> few(1000);
+        std::vector<float> many(std::size_t{2} << 20);
+        state_dict small;
+        small.tensor("few", few, shard{{2000}, {rank * 1000}});
+        state_dict large;
+        large.tensor("many", many, shard{{std::int64_t{4} << 20}, {rank * (std::int64_t{2} << 20)}});
+        checkpointer ckpt{
+            store,
+            local_tier{place + "/host-" + std::to_string(rank), {.keep = 1, .copy = {.threads = 1}}},
+            persist{.every = 1000},
+            partner_copies{.failure_group = std::to_string(rank)},
+            links,
+            group.communicator(rank),
+            warning_with("RLIMIT_AS", told),
+            checkpointer_options{.peer_timeout = std::chrono::minutes(2), .quiet = true}};
+        in_step step_by_step(together);
+        ckpt.prepare(large);
+        std::int64_t step = 0;
+        const auto save = [&](const state_dict& state, bool redundant) {
+          const auto saved = ckpt.save(state, ++step);
+          saved.wait_held();
+          wrong += saved.wait_redundant(std::chrono::minutes(2)) != redundant;
+        };
+        for (int warm = 0; warm < 3; ++warm) save(small, true);
+        step_by_step.meet();
+        if (rank == 0) limit_addresses(std::uint64_t{6} << 20);  // a piece has 8 MiB
+        step_by_step.meet();
+        save(large, false);
+        step_by_step.meet();
+        if (rank == 0) limit_addresses(0);
+        step_by_step.meet();
+        save(large, true);
+        ckpt.close();
+      });
+      if (wrong != 0 || told == 0)
+        throw std::runtime_error(std::to_string(wrong) + " saves ended otherwise, " + std::to_string(told) +
+                                 " warnings name the limit");
+    });
+    CHECK_MESSAGE(ends[0].good(), ends[0].text());
+  }
+}
+TEST_CASE("with a tier on a disk a rank has no image in memory for pieces once its save is redundant") {
+  if (CAIRN_TEST_ADDRESS_SANITIZED) return;  // which keeps what is freed
+  const scratch_directory disk;
+  cairn_test::process_ranks one(1);
+  const auto place = disk.path();
+  const auto ends = one.run([=](cairn_test::rank_process&) {
+    constexpr std::int64_t elements = std::int64_t{10} << 20;  // beyond what malloc() keeps
+    constexpr std::uint64_t bytes = elements * sizeof(float);
+    const memory_store store;
+    const thread_group group(2);
+    const thread_link_group links(2);
+    std::barrier together(2);
+    std::atomic<int> wrong{0};
+    const auto anonymous = [] {
+      std::ifstream status("/proc/self/status");
+      std::uint64_t kib = 0;
+      for (std::string line; std::getline(status, line);)
+        if (line.starts_with("RssAnon:")) kib = std::stoull(line.substr(8));
+      return kib << 10;
+    };
+    on_all_ranks(2, [&](int rank) {
+      std::vector<float> w(elements);
+      state_dict state;
+      state.tensor("w", w, shard{{2 * elements}, {rank * elements}});
+      checkpointer ckpt{
+          store,
+          local_tier{place + "/host-" + std::to_string(rank), {.keep = 1, .copy = {.threads = 1}}},
+          persist{.every = 1000},
+          partner_copies{.failure_group = std::to_string(rank)},
+          links,
+          group.communicator(rank),
+          checkpointer_options{.peer_timeout = std::chrono::minutes(2), .quiet = true}};
+      in_step step_by_step(together);
+      ckpt.prepare(state);
+      step_by_step.meet();
+      const auto before = anonymous();
+      step_by_step.meet();
+      for (std::int64_t step = 1; step <= 2; ++step) {
+        const auto save = ckpt.save(state, step);
+        save.wait_held();
+        wrong += !save.wait_redundant(std::chrono::minutes(2));
+        step_by_step.meet();
+        wrong += anonymous() > before + bytes;
+        step_by_step.meet();
+      }
+      ckpt.close();
+    });
+    if (wrong != 0)
+      throw std::runtime_error(std::to_string(wrong) + " saves ended otherwise, or left images");
+  });
+  CHECK_MESSAGE(ends[0].good(), ends[0].text());
 }
 
 TEST_CASE("redundancy needs of a tier what the concept names, and asks it in its order") {

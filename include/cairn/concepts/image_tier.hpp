@@ -48,14 +48,16 @@ struct tier_base {
   std::uint64_t saves = 0;
 };
 
-/// The image of one rank as a tier holds it, for who copies it elsewhere. As long as it or a copy of it lives, the
-/// tier leaves the memory as it is, and has one image less for saves.
+/// The image of one rank as a tier holds it, for who copies it elsewhere. As long as it or a copy of it lives, or `pin`, the
+/// tier leaves the image as it is, and has one image less for saves.
 struct held_image {
   std::span<const std::byte> bytes;              ///< all of it, not verified; see image_layout
   std::vector<std::uint64_t> digests;            ///< of its blocks, in the order of image_layout::items
   std::vector<std::byte> description;            ///< the tier's record of it: files, items and digests
   std::vector<std::byte> plan;                   ///< the manifest of its plan, which all ranks have in common
   std::shared_ptr<const void> memory = nullptr;  ///< keeps `bytes`
+  /// Keeps what the tier has of it where nobody needs `bytes` any more, which a tier on a disk reads into memory. Null: `memory` does.
+  std::shared_ptr<const void> pin = nullptr;
 };
 
 /// The rank that opens a tier.

@@ -25,6 +25,7 @@
 #include <condition_variable>
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -288,6 +289,10 @@ struct redundancy_engine::state {
     newest_complete = number;
     forget_earlier();
   }
+  /// Keeps an image in the tier whose bytes nobody fetches any more.
+  [[nodiscard]] static std::shared_ptr<const void> pin_of(held_image image) noexcept {
+    return image.pin != nullptr ? std::move(image.pin) : std::move(image.memory);
+  }
   /// An earlier save of this rank may be the one that the others rely on. @throws peer_error as long as that is not known
   void settle_unknown() {
     if (!unknown) return;
@@ -297,7 +302,7 @@ struct redundancy_engine::state {
                                     std::to_string(unknown->step) + ": this one goes without");
     if (end == detail::save_votes::outcome::complete) {
       complete(unknown->number);
-      newest_redundant = std::move(unknown->image);
+      newest_redundant = pin_of(std::move(unknown->image));
       this->end(unknown->save, {.state = redundancy_state::redundant});
     }
     unknown.reset();
@@ -363,10 +368,14 @@ struct redundancy_engine::state {
       report.seconds = std::chrono::duration<double>(clock::now() - now.begin).count();
       const auto save = now.save;
       // What was kept before is let go without the lock.
-      if (report.state == redundancy_state::redundant)
-        newest_redundant = std::move(now.image);
-      else if (keeps_unknown)
+      if (report.state == redundancy_state::redundant) {
+        newest_redundant = pin_of(std::move(now.image));
+      } else if (keeps_unknown) {
+        auto pin = pin_of(std::move(now.image));
+        now.image = {};
+        now.image.memory = std::move(pin);
         unknown = std::move(now);
+      }
       now = {};
       end(save, report);
     }
@@ -423,8 +432,8 @@ struct redundancy_engine::state {
   std::vector<detail::held_name> earlier;
   std::vector<std::string> files_there;
   std::uint64_t newest_complete = 0;
-  held_image newest_redundant;
-  std::optional<work> unknown;  // its image stays, too
+  std::shared_ptr<const void> newest_redundant;  // keeps its image
+  std::optional<work> unknown;                   // its image stays, too
   detail::save_votes votes;
   detail::background_thread thread;
 };

@@ -5,6 +5,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/stage/memory_limits.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
@@ -141,8 +142,11 @@ CAIRN_BODY std::optional<held_image> local_tier::image(const held_step& which) {
                      .digests = std::move(r.blocks),
                      .description = std::move(*bytes),
                      .plan = detail::plan_in_tier(directory.path(), n.plan_digest).bytes,
-                     .memory = pinned};
+                     .memory = pinned,
+                     .pin = pinned};
     if (directory.on_disk()) {
+      // The kernel would end this process where it takes memory that is not there.
+      if (const auto room = detail::room_for_memory(); end > room.bytes) detail::fail_for_memory(end, room);
       // The pin stays with what was read: the file is not filled again as long as somebody has the image.
       struct pinned_copy {
         std::shared_ptr<const void> pin;
