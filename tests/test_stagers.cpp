@@ -870,9 +870,11 @@ TEST_CASE("the tightest control group counts, without the cache that can be drop
     root.file("/job/step/memory.current", "500\n");
     root.file("/job/memory.max", "10000\n");
     root.file("/job/memory.current", "9000\n");
-    root.file("/job/memory.stat", "anon 4000\nfile 5000\ninactive_file 3000\n");
+    root.file("/job/memory.stat",
+              "anon 2000\nfile 5500\nshmem 1000\ninactive_anon 2500\nactive_anon 500\ninactive_file 3000\n"
+              "active_file 1500\nslab_reclaimable 700\nslab_unreclaimable 800\nslab 1500\n");
     detail::take_cgroup_room(room, root.path(), "0::/job/step\n");
-    CHECK(room.bytes == 4000);
+    CHECK(room.bytes == 6200);
     CHECK(room.limit == root.path() + "/job/memory.max");
     CHECK(room.id == error_id::storage_limit);
   }
@@ -886,9 +888,18 @@ TEST_CASE("the tightest control group counts, without the cache that can be drop
     root.folder("/memory"), root.folder("/memory/a");
     root.file("/memory/a/memory.limit_in_bytes", "700\n");
     root.file("/memory/a/memory.usage_in_bytes", "300\n");
-    root.file("/memory/a/memory.stat", "total_inactive_file 50\n");
+    root.file(
+        "/memory/a/memory.stat",
+        "inactive_file 1\nactive_file 2\ntotal_shmem 40\ntotal_inactive_file 50\ntotal_active_file 120\n");
     detail::take_cgroup_room(room, root.path(), "5:cpu:/a\n4:memory:/a\n0::/\n");
-    CHECK(room.bytes == 450);
+    CHECK(room.bytes == 570);
+  }
+  SUBCASE("more cache than is used: the two files are not read in one moment") {
+    root.file("/memory.max", "1000\n");
+    root.file("/memory.current", "900\n");
+    root.file("/memory.stat", "inactive_file 600\nactive_file 500\n");
+    detail::take_cgroup_room(room, root.path(), "0::/\n");
+    CHECK(room.bytes == 1000);
   }
   SUBCASE("none, or nonsense") {
     root.file("/memory.max", "much\n");

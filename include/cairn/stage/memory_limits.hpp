@@ -27,7 +27,8 @@ struct memory_room {
 };
 
 /// Lowers `room` to what the control groups of `group` (as in /proc/self/cgroup: "0::/path" or
-/// "4:memory:/path") under `root` leave. Page cache that the kernel can drop counts as free.
+/// "4:memory:/path") under `root` leave. What the kernel takes back when memory
+/// is short, such as page cache, counts as free.
 void take_cgroup_room(memory_room& room, const std::string& root, std::string_view groups);
 
 /// What this process may still allocate, by the tightest of the machine's free memory, its control groups and

@@ -46,7 +46,7 @@ CAIRN_BODY void take_cgroup_room(memory_room& room, const std::string& root, std
     const char* folder;
     const char* limit;
     const char* used;
-    const char* cache;
+    const char* reclaimable[3];
   };
   while (!groups.empty()) {
     const auto line = groups.substr(0, groups.find('\n'));
@@ -60,9 +60,18 @@ CAIRN_BODY void take_cgroup_room(memory_room& room, const std::string& root, std
     const auto controllers =
         "," + std::string(line.substr(first_colon + 1, second_colon - first_colon - 1)) + ",";
     if (!second && controllers.find(",memory,") == std::string::npos) continue;
-    const names n =
-        second ? names{"", "/memory.max", "/memory.current", "inactive_file"}
-               : names{"/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"};
+    // What the kernel takes back before it refuses memory for this limit. Both lists of files are: what was
+    // read twice is on the active one, and a data set that is read again and again would otherwise fill the
+    // group. Files of tmpfs (shmem) are on neither, nor is what is locked. memory.low of a group below gives
+    // way before a limit counts as reached.
+    const names n = second ? names{"",
+                                   "/memory.max",
+                                   "/memory.current",
+                                   {"inactive_file", "active_file", "slab_reclaimable"}}
+                           : names{"/memory",
+                                   "/memory.limit_in_bytes",
+                                   "/memory.usage_in_bytes",
+                                   {"total_inactive_file", "total_active_file", nullptr}};
     std::string path(line.substr(second_colon + 1));
     // Inside a container the path may be the host's: its parents end at the root, which is then the
     // container's own.
@@ -75,9 +84,10 @@ CAIRN_BODY void take_cgroup_room(memory_room& room, const std::string& root, std
         const auto most = number_after(*limit, "");
         const auto now = number_after(*used, "");
         if (most && now) {
-          const auto cache =
-              number_after(kernel_file(folder + "/memory.stat").value_or(""), n.cache).value_or(0);
-          const auto busy = *now - std::min(*now, cache);
+          const auto counts = kernel_file(folder + "/memory.stat").value_or("");
+          std::uint64_t busy = *now;
+          for (const auto* name : n.reclaimable)
+            if (name != nullptr) busy -= std::min(busy, number_after(counts, name).value_or(0));
           room.take(*most - std::min(*most, busy), *most, folder + n.limit, error_id::storage_limit);
         }
       }
