@@ -62,6 +62,19 @@ tools::exit_status copy_step(tools::store_type& from, const tools::storage_type&
   return report.ended == outcome::stopped ? tools::failed : tools::fine;
 }
 
+/// Whether other steps may be copied where this came of one: it is damaged or cannot be read, or the target failed for a moment.
+bool is_of_one_step(const cairn::error& error) {
+  switch (error.id()) {
+    case cairn::error_id::storage_not_committed:      // the one that was asked for
+    case cairn::error_id::storage_no_space:           // of the target, as what follows
+    case cairn::error_id::storage_already_committed:  // another run's checkpoints lie there
+    case cairn::error_id::storage_aborted:            // a job has resumed there
+      return false;
+    default:
+      return error.kind() == cairn::error_kind::corrupt || error.kind() == cairn::error_kind::storage;
+  }
+}
+
 tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines) {
   const cairn::stop_signal stop{SIGINT, SIGTERM};
   auto from = tools::open_store(arguments.from);
@@ -85,9 +98,14 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
         ++gone;
         continue;
       }
-      if (error.kind() != cairn::error_kind::corrupt) throw;
-      status = tools::worse(status, tools::status_of(error));  // the others may be whole
+      if (!is_of_one_step(error)) throw;
+      status = tools::worse(status, tools::status_of(error));
+      if (arguments.json)
+        lines.say(
+            tools::json_object().step("step", step).text(tools::fault_of(error).member, error.what()).line());
       lines.complain("step " + std::to_string(step) + ": " + error.what());
+      // The others may be whole. A target that is gone takes none of them, and this call throws.
+      if (error.kind() == cairn::error_kind::storage) static_cast<void>(to.reader().list());
     }
     if (stop.requested()) {
       lines.complain("ended by a signal; step " + std::to_string(step) +

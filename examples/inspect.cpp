@@ -92,20 +92,20 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
       const auto damage = damage_listed(store, checkpoint.manifest());
       if (!damage.empty()) cairn::detail::require_committed(reader.store(), step, manifest_digest);
       const bool is_pinned = std::binary_search(pinned.begin(), pinned.end(), step);
-      if (!damage.empty()) status = tools::damaged;
+      if (!damage.empty()) status = tools::worse(status, tools::damaged);
       if (json) {
         lines.say(inspecting::json_of(checkpoint.manifest(), damage).truth("pinned", is_pinned).line());
         continue;
       }
       lines.say(summary(checkpoint.manifest()) + (is_pinned ? "  pinned" : "") +
                 (damage.empty() ? "" : "  damaged: " + damage));
-    } catch (const cairn::corrupt_error& error) {
-      status = tools::damaged;
-      lines.say(json ? tools::json_object().step("step", step).text("damaged", error.what()).line()
-                     : "step " + std::to_string(step) + "  damaged: " + error.what());
-    } catch (const cairn::storage_error& error) {
-      if (error.id() != cairn::error_id::storage_not_committed) throw;
-      if (!json) lines.say("step " + std::to_string(step) + "  is not there any more");
+    } catch (const cairn::error& error) {
+      if (error.id() == cairn::error_id::storage_not_committed) {
+        if (!json) lines.say("step " + std::to_string(step) + "  is not there any more");
+        continue;
+      }
+      status = tools::worse(status, tools::status_of(error));  // newer ones may be whole
+      lines.say(inspecting::fault_line(step, error, json));
     }
   }
   lines.end_progress();
@@ -230,7 +230,8 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, 
       if (json)
         lines.say(
             tools::json_object().step("step", step).truth("good", false).text("why", error.what()).line());
-      lines.complain(name + (found == tools::damaged ? " is damaged: " : " cannot be read: ") + error.what());
+      lines.complain(name + (found == tools::damaged ? " is " : " ") + tools::fault_of(error).text + ": " +
+                     error.what());
     }
   }
   return status;

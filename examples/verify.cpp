@@ -102,6 +102,12 @@ tools::exit_status verify(const verify_arguments& arguments, tools::terminal& li
         continue;
       }
       status = tools::worse(status, tools::status_of(error));
+      if (arguments.json)
+        lines.say(tools::json_object()
+                      .step("step", steps[i])
+                      .truth("good", false)
+                      .text("why", error.what())
+                      .line());
       lines.complain("step " + std::to_string(steps[i]) + ": " + error.what());
     }
     if (stop.requested()) {

@@ -7,6 +7,7 @@ usage: test_inspect.py INSPECT FIRST_SAVE
 """
 
 import contextlib
+import ctypes
 import fcntl
 import glob
 import json
@@ -28,6 +29,19 @@ FINE, WRONG_OPTIONS, NOTHING_THERE, DAMAGED, UNREADABLE, NOT_REACHED = 0, 2, 3, 
 
 def manifest(directory, step):
     return f"{directory}/step-{step:08d}/manifest.cairn"
+
+
+def write_as_version_3(path):
+    """Makes of a manifest one whose format has this major version: in byte 8 of the header, whose last 8 bytes are its digest."""
+    digest = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
+    digest.argtypes, digest.restype = (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_uint64
+    with open(path, "r+b") as file:
+        header = bytearray(file.read(128))
+        assert struct.unpack("<Q", header[120:])[0] == digest(bytes(header[:120]), 120)
+        header[8] = 3
+        header[120:] = struct.pack("<Q", digest(bytes(header[:120]), 120))
+        file.seek(0)
+        file.write(header)
 
 
 @contextlib.contextmanager
@@ -106,6 +120,18 @@ def check_statuses(root):
     os.remove(manifest(other, 3))
     os.symlink(manifest(other, 3), manifest(other, 3))
     run(INSPECT, other, "--verify", "--step", 3, status=UNREADABLE)
+
+    # What another version of cairn wrote is not damaged, and hides no other one.
+    shutil.copytree(directory, root + "/later")
+    write_as_version_3(manifest(root + "/later", 2))
+    told = run(INSPECT, root + "/later", status=UNREADABLE)
+    expect(told, r"^step 2  cannot be read: \[cairn\.corrupt\.unsupported_version\]")
+    expect(told, "^step 3  ")
+    told = [json.loads(line) for line in run(INSPECT, root + "/later", "--json", status=UNREADABLE).splitlines()]
+    assert [("unreadable" in c, "damaged" in c) for c in told] == [(False, False), (True, False), (False, False)], told
+    told = run(INSPECT, root + "/later", "--watch", "--until", 3, status=UNREADABLE)
+    expect(told, "^step 2  cannot be read: ")
+    expect(told, "^newest: step 3, ")
 
 
 class Watch:

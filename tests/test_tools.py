@@ -246,7 +246,7 @@ def check_copy(root, directory, server):
     # A bucket that is not there takes no copies: no step counts as removed by a job.
     told = run(COPY, directory, "s3://absent/copies" + server.query, status=NOTHING_THERE)
     expect(told, "^copy: .*there is no such bucket")
-    assert "not there any more" not in told, told
+    assert "not there any more" not in told and "step 4" not in told, told
     # What stands there and is another checkpoint is left alone.
     other = root + "/other-run"
     train(other, 2, 2)
@@ -285,6 +285,56 @@ def check_copy(root, directory, server):
         assert process.wait(100) == FAILED, told
     expect(told, "^copy: ended by a signal; step 2 is not committed .* The same command goes on")
     run(INSPECT, stopped, status=NOTHING_THERE)
+
+
+def check_unreadable(root, directory, server):
+    """A checkpoint that cannot be read hides no other one: neither from inspect nor from copy."""
+    bucket, there = server.url("unreadable"), root + "/readable"
+    run(COPY, directory, bucket)
+    data = os.path.basename(sorted(glob.glob(directory + "/step-00000002/*.safetensors"))[0])
+    for key in ("manifest.cairn", data):
+        server.tell(f"fault error GetObject all key=unreadable/step-00000002/{key} status=403 code=AccessDenied")
+        told = run(COPY, bucket, there, status=UNREADABLE)
+        expect(told, r"^copy: step 2: \[cairn\.storage\.permission\]")
+        expect(told, "^step 4  copied and verified: ")
+        assert glob.glob(there + "/*/manifest.cairn") == [there + "/step-00000004/manifest.cairn"]
+        shutil.rmtree(there)
+        told = subprocess.run([COPY, bucket, there, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+        assert told.returncode == UNREADABLE
+        two, four = map(json.loads, told.stdout.splitlines())
+        assert (two["step"], four["step"], four["was_there"]) == (2, 4, False) and "permission" in two["unreadable"], told.stdout
+        shutil.rmtree(there)
+        server.tell("clear-faults")
+    server.tell("fault error GetObject all key=unreadable/step-00000002/manifest.cairn status=403 code=AccessDenied")
+    told = run(INSPECT, bucket, status=UNREADABLE)
+    expect(told, r"^step 2  cannot be read: \[cairn\.storage\.permission\]")
+    expect(told, "^step 4  .* 4 ranks ")
+    told = [json.loads(line) for line in run(INSPECT, bucket, "--json", status=UNREADABLE).splitlines()]
+    assert [c["step"] for c in told] == [2, 4] and "permission" in told[0]["unreadable"], told
+    told = run(INSPECT, bucket, "--watch", "--until", 4, status=UNREADABLE)
+    expect(told, "^step 2  cannot be read: ")
+    expect(told, "^newest: step 4, ")
+
+    # A watch goes on when the store is away for a while, and forgets what it could not read when it can again.
+    with subprocess.Popen([INSPECT, bucket, "--watch"], stdout=subprocess.PIPE, text=True) as watch:
+        def until(pattern):
+            lines = []
+            while not (lines and re.search(pattern, lines[-1])):
+                lines.append(watch.stdout.readline())
+                assert lines[-1], f"{pattern!r} did not come: {lines}"
+            return lines
+        until("^step 2  cannot be read: ")
+        until("^newest: step 4, ")
+        server.tell("fault error ListObjectsV2 all status=403 code=AccessDenied")
+        until(r"^cannot look, and goes on trying: \[cairn\.storage\.permission\]")
+        server.tell("clear-faults")
+        told = until("^newest: step 4, ")
+        assert any(line.startswith("step 2  2") for line in told), told
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(100) == FINE
+    server.tell("fault error ListObjectsV2 all status=403 code=AccessDenied")
+    run(INSPECT, bucket, "--watch", status=UNREADABLE)  # the first look
+    server.tell("clear-faults")
 
 
 def check_kills(root, directory, server):
@@ -594,6 +644,7 @@ def main():
         check_progress(root, directory)
         check_damage(root, directory)
         check_copy(root, directory, server)
+        check_unreadable(root, directory, server)
         check_kills(root, directory, server)
         check_export(root, directory, server)
         check_linked(root, server)

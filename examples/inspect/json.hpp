@@ -10,6 +10,7 @@
 
 #include "../tools/annotations.hpp"
 #include "../tools/json.hpp"
+#include "../tools/status.hpp"
 
 namespace inspecting {
 
@@ -38,6 +39,13 @@ inline tools::json_object json_of(const cairn::stored_item& item, std::uint64_t 
   out.text("item", item.name).text("kind", name_of(item.kind)).text("dtype", name_of(item.type));
   if (item.kind == cairn::item_kind::tensor) out.raw("shape", cairn::to_string(item.global));
   return out.truth("per_rank", item.per_rank).number("bytes", bytes).number("chunks", item.chunks.size());
+}
+
+/// The line about a step of which `error` came in place of what it holds.
+inline std::string fault_line(std::int64_t step, const cairn::error& error, bool json) {
+  const auto fault = tools::fault_of(error);
+  if (json) return tools::json_object().step("step", step).text(fault.member, error.what()).line();
+  return "step " + std::to_string(step) + "  " + fault.text + ": " + error.what();
 }
 
 inline void print_json(const tools::json_object& object) {

@@ -20,6 +20,7 @@
 #include "../tools/status.hpp"
 #include "../tools/store.hpp"
 #include "../tools/terminal.hpp"
+#include "json.hpp"
 
 namespace inspecting {
 
@@ -90,8 +91,7 @@ inline tools::exit_status print_tier(const std::string& directory, const std::st
                 (verify ? "  every digest is right" : ""));
     } catch (const cairn::error& error) {
       status = tools::worse(status, tools::status_of(error));
-      lines.say(json ? tools::json_object().step("step", h.step).text("damaged", error.what()).line()
-                     : name + "  damaged: " + error.what());
+      lines.say(fault_line(h.step, error, json));
     }
   }
   for (const auto& text : damaged)

@@ -150,11 +150,16 @@ class watcher {
       if (gone) committed_.erase(known.first);
       return gone;
     });
+    std::erase_if(faults_, [&](const auto& fault) {
+      return !std::binary_search(steps.begin(), steps.end(), fault.first);
+    });
     for (const auto step : steps)
       if (committed_.count(step) == 0) look_at_checkpoint(step);
     std::string saving, stale;
     for (const auto step : attempts_.attempted_steps(steps)) look_at_attempt(step, saving, stale);
-    if (std::exchange(changed_, false) || clock::now() >= next_age_) {
+    looked_ = true;
+    const bool again = std::exchange(blind_, false);
+    if (std::exchange(changed_, false) || again || clock::now() >= next_age_) {
       std::string line = committed_.empty() ? "no checkpoint yet" : "newest: step " + newest();
       if (!saving.empty()) line += "; being saved: " + saving;
       if (!stale.empty()) line += "; stale: " + stale;
@@ -167,7 +172,20 @@ class watcher {
   [[nodiscard]] bool reached() const {
     return options_.until && !committed_.empty() && committed_.rbegin()->first >= *options_.until;
   }
-  [[nodiscard]] bool saw_damage() const noexcept { return damage_; }
+  /// Tells, once, that a look failed, and that the next one may not: a share or a bucket is away for a while. False where it is
+  /// another matter: the first look, or a bucket that is gone.
+  [[nodiscard]] bool bears(const cairn::storage_error& error) {
+    if (!looked_ || status_of(error) != tools::unreadable) return false;
+    if (!std::exchange(blind_, true)) std::printf("cannot look, and goes on trying: %s\n", error.what());
+    std::fflush(stdout);
+    return true;
+  }
+  /// Damage that was seen counts whatever became of it, what could not be read as long as it cannot.
+  [[nodiscard]] exit_status status() const {
+    auto status = damage_ ? tools::damaged : blind_ ? tools::unreadable : tools::fine;
+    for (const auto& fault : faults_) status = tools::worse(status, fault.second);
+    return status;
+  }
 
  private:
   using clock = std::chrono::steady_clock;
@@ -191,12 +209,16 @@ class watcher {
       const auto line = summary(opened.checkpoint.manifest());
       told_[step] = line;
       say(line);
-    } catch (const cairn::corrupt_error& error) {
-      damage_ = true;
-      tell(step, std::string("damaged: ") + error.what());
-    } catch (const cairn::storage_error& error) {
+      faults_.erase(step);
+    } catch (const cairn::error& error) {
+      const auto status = status_of(error);
       // Removed since it was listed: the next look no longer sees it.
-      if (status_of(error) != tools::nothing_there) throw;
+      if (status == tools::nothing_there) return;
+      // Told once, though each request to a bucket has a number of its own in the text.
+      const auto [known, first] = faults_.try_emplace(step, status);
+      if (first || std::exchange(known->second, status) != status)
+        tell(step, std::string(tools::fault_of(error).text) + ": " + error.what());
+      if (status == tools::damaged) damage_ = true;
     }
   }
   void look_at_attempt(std::int64_t step, std::string& saving, std::string& stale) {
@@ -222,9 +244,12 @@ class watcher {
   watch_options options_;
   std::map<std::int64_t, std::string> told_;        // what was said last about a step
   std::map<std::int64_t, std::int64_t> committed_;  // and when it was, in seconds since 1970
+  std::map<std::int64_t, exit_status> faults_;      // what is the matter with those that could not be shown
   clock::time_point next_age_ = clock::now();
   bool changed_ = false;
   bool damage_ = false;
+  bool looked_ = false;  // at least once
+  bool blind_ = false;   // the last look failed
 };
 
 /// Looks a few times a second, at a bucket every second or so, until a signal, `until` or `seconds`.
@@ -240,7 +265,11 @@ inline exit_status watch(const std::string& url, store_type& store, reader_type&
                                                            std::chrono::duration<double>(options.seconds));
   };
   for (;;) {
-    watching.look();
+    try {
+      watching.look();
+    } catch (const cairn::storage_error& error) {
+      if (!watching.bears(error)) throw;
+    }
     if (watching.reached() || over()) break;
     // A signal may come to any thread and does not end a sleep, so these are short.
     for (int i = 0; i < (attempts.is_directory() ? 1 : 5) && !over(); ++i)
@@ -251,7 +280,7 @@ inline exit_status watch(const std::string& url, store_type& store, reader_type&
                  static_cast<long long>(*options.until));
     return tools::not_reached;
   }
-  return watching.saw_damage() ? tools::damaged : tools::fine;
+  return watching.status();
 }
 
 }  // namespace inspecting

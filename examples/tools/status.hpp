@@ -53,6 +53,16 @@ inline exit_status status_of(const cairn::error& error) {
   return absent ? nothing_there : unreadable;
 }
 
+/// What is the matter with a checkpoint of which `error` came, for people and as the name of a member in JSON.
+struct fault_words {
+  const char* text;
+  const char* member;
+};
+inline fault_words fault_of(const cairn::error& error) {
+  if (status_of(error) == damaged) return {"damaged", "damaged"};
+  return {"cannot be read", "unreadable"};
+}
+
 inline std::string size_text(std::uint64_t bytes) {
   const char* const units[] = {"bytes", "kB", "MB", "GB", "TB"};
   auto value = static_cast<double>(bytes);
