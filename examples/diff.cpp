@@ -145,8 +145,8 @@ int main(int argc, char** argv) {
   app.add_flag("--json", arguments.json, tools::json_help);
   app.add_option("--memory", arguments.memory_megabytes, "MiB of buffers, about")
       ->check(CLI::Range(4, 65536));
-  int answered = -1;
+  int answered = -1;  // what diff ends with, unless something is thrown or its output cannot be written
   const auto status = tools::run_program(
       app, argc, argv, [&](tools::terminal& lines) { return answered = compare(arguments, lines); });
-  return answered >= 0 ? answered : status == tools::fine ? equal : trouble;
+  return status == answered ? answered : status == tools::fine ? equal : trouble;
 }

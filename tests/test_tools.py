@@ -287,6 +287,26 @@ def check_copy(root, directory, server):
     run(INSPECT, stopped, status=NOTHING_THERE)
 
 
+def check_output(root, directory):
+    """What a program found and could not write down is told by its status."""
+    def ends(program, *arguments, status=UNREADABLE):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run([program, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == status, (program, arguments, done.returncode, done.stderr)
+        expect(done.stderr, "^[a-z_]+: standard output could not be written to its end")
+    for json_or_text in ([], ["--json"]):
+        for program, *more in ((INSPECT,), (INSPECT, "--step", 4), (INSPECT, "--verify"), (VERIFY,), (STAT,), (PRUNE, "--keep-last", 1),
+                               (COPY, root + "/whole-output")):
+            ends(program, directory, *more, *json_or_text)
+        ends(DOCTOR, root, *json_or_text)
+        ends(DIFF, directory, directory, *json_or_text, status=TROUBLE)
+        ends(DIFF, directory + "/step-00000002", directory + "/step-00000004", *json_or_text, status=TROUBLE)
+    ends(INSPECT, directory, "--watch", "--until", 4)
+    ends(VERIFY, "--help")
+    # Where nothing is printed there is nothing to write.
+    run("/bin/sh", "-c", 'exec "$0" "$@" >&-', INSPECT, root + "/nothing", "--json", status=NOTHING_THERE)
+
+
 def check_unreadable(root, directory, server):
     """A checkpoint that cannot be read hides no other one: neither from inspect nor from copy."""
     bucket, there = server.url("unreadable"), root + "/readable"
@@ -644,6 +664,7 @@ def main():
         check_progress(root, directory)
         check_damage(root, directory)
         check_copy(root, directory, server)
+        check_output(root, directory)
         check_unreadable(root, directory, server)
         check_kills(root, directory, server)
         check_export(root, directory, server)
