@@ -259,6 +259,19 @@ def slurm_array(cluster):
         cluster.ended(f"{number}_{task}", "COMPLETED")
         assert committed(cluster.checkpoints(f"{number}-{task}")) == [2, 4]
     assert len(os.listdir(cluster.at + "/runs")) == 2
+    # One task is asked to stop, and starts again: the one whose job has the number of the array, which Slurm takes for all tasks.
+    number, _ = cluster.submit("--array=0-1", "--nodes=1", "--output", cluster.at + "/%A-%a.out")
+    outs = [f"{cluster.at}/{number}-{task}.out" for task in (0, 1)]
+    for out in outs:
+        log(out, STEP)
+    told = call("scontrol", "show", "job", number)
+    stopped = int(re.search(rf"JobId={number} ArrayJobId={number} ArrayTaskId=(\d+)", told).group(1))
+    call("scancel", "--signal=USR1", f"{number}_{stopped}")
+    assert log(outs[stopped], RESUMED) == log(outs[stopped], SAVED)
+    restarts = [int(cluster.field(f"{number}_{task}", "Restarts")) for task in (0, 1)]
+    assert restarts == [task == stopped for task in (0, 1)], restarts
+    assert "asked to stop" not in read(outs[1 - stopped]) and "CANCELLED" not in read(outs[1 - stopped])
+    cluster.cancel(number)
 
 
 @slurm
