@@ -4,7 +4,7 @@
 # timeout: 1800
 # cost: 400
 # needs: train_gpt
-"""The scripts in examples/slurm, examples/torchrun and examples/systemd, as a user starts them, on the hosts of a box (tests/cluster):
+"""The scripts in examples/slurm, examples/torchrun and examples/systemd, and the line for containers, as a user starts them, on the hosts of a box (tests/cluster):
 whatever the scheduler does to a job, it saves, and goes on from there. Needs root, what `box install` installs, and of slurmctld,
 slurmd, munge, torchrun (in PATH, or in CAIRN_TORCHRUN) and systemd-analyze what is to be tried.
 
@@ -426,7 +426,30 @@ def systemd():
     return call("systemd-analyze", "--version").split("\n", maxsplit=1)[0]
 
 
-ALL = [systemd, torchrun("h1"), torchrun("h1", "h2"), slurm_time_limit, slurm_time_is_over, slurm_preemption, slurm_node_off, slurm_array, slurm_mpi,
+# --- Containers ------------------------------------------------------------------------------------------------------------
+
+def container():
+    """The line of docs/worker-process.md as process 1: it hears SIGTERM, which the kernel keeps from one that has no handler, and waits for the worker."""
+    page = read(os.path.join(os.path.dirname(HERE), "docs", "worker-process.md"))
+    line = re.search(r"^\| Kubernetes, Docker \|.*?`(trainer\b[^`]*)`", page, re.MULTILINE).group(1)
+    for shell in ("bash", "sh"):
+        at = os.path.join(os.environ["CAIRN_BOX"], "shared", "container-" + shell)
+        os.makedirs(at)
+        words = line.replace("trainer", f"{TRAIN} --ranks 1 --mode process --checkpoints {at}/checkpoints {UNSAVED}", 1)
+        with open(at + "/out", "w", encoding="utf-8") as file:
+            unshare = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", shell, "-c", words],
+                                       stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        log(at + "/out", STEP)
+        first = call("pgrep", "-P", str(unshare.pid)).strip()
+        os.kill(int(first), signal.SIGTERM)
+        step = int(log(at + "/out", SAVED, seconds=60))
+        assert unshare.wait(LIMIT) == 75, read(at + "/out")
+        assert committed(at + "/checkpoints") == [step]
+        nothing_is_left()
+    return "bash and sh"
+
+
+ALL = [systemd, container, torchrun("h1"), torchrun("h1", "h2"), slurm_time_limit, slurm_time_is_over, slurm_preemption, slurm_node_off, slurm_array, slurm_mpi,
        *map(cancelled_under, ("linuxproc", "pgid", "cgroup"))]
 
 
