@@ -395,6 +395,8 @@ def systemd():
     command = re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE).group(1).replace("/var/lib/train", at).split()
     command = command[:command.index("--steps")] + ENDLESS.split()
     good = re.search(r"^SuccessExitStatus=(\d+)$", unit, re.MULTILINE).group(1)
+    # Restart=on-failure passes over what counts as success, so that a run which anybody else asked to stop would be over.
+    assert f"\nRestart=on-failure\nRestartForceExitStatus={good}\n" in unit, unit
 
     def start():
         with open(at + "/out", "w", encoding="utf-8") as file:
