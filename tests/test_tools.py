@@ -138,6 +138,10 @@ def check_doctor(root, server):
     assert report["usable"] and report["single_writer"] and report["free_bytes"] > 0, report
     assert report["kind"] and " on /" in report["mounted"] and {p["outcome"] for p in report["points"]} == {"right"}
     assert not glob.glob(root + "/cairn-probe*") and not glob.glob(root + "/.*")
+    odd = os.fsencode(root) + b'/odd\xff"dir'  # a name that is no UTF-8
+    os.mkdir(odd)
+    told = subprocess.run([DOCTOR, odd, "--json"], stdout=subprocess.PIPE, check=True).stdout
+    assert '/odd\ufffd"dir (' in json.loads(told.decode())["store"], told
     told = run(DOCTOR, server.url("examined"))
     expect(told, "^bucket bucket at .*examined")
     expect(told, "^right +a key is given to one writer alone .*: a second PUT was refused$")
