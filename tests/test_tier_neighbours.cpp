@@ -2,18 +2,22 @@
 // links: cairn::links
 // What the ranks of a job do with what others left in a local tier, and with plans and answers that come late: a killed
 // neighbour's images, a host without descriptors, plans that come again, links that were silent for long, ranks that have
-// nothing to write, or that missed many saves, children that were forked meanwhile.
+// nothing to write, or that missed many saves, children that were forked meanwhile, a store that does not say who was
+// there since.
 #include <cairn/cairn.hpp>
 #include <cairn/comm/thread_communicator.hpp>
 #include <cairn/links/thread_link.hpp>
 #include <cairn/redundancy/partner_copies.hpp>
 #include <cairn/redundancy/save_votes.hpp>
+#include <cairn/storage/manifest/names.hpp>
+#include <cairn/stores/file_store.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/local_tier.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 
 #include <doctest/doctest.h>
 #include <support/communicator_conformance.hpp>
+#include <support/faulty_store.hpp>
 #include <support/no_more_files.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/scratch_directory.hpp>
@@ -269,4 +273,42 @@ TEST_CASE("children that are forked while images are allocated do not keep them"
   trainer.join();
   CHECK(held);
   CHECK(with_images == 0);
+}
+
+TEST_CASE(
+    "where the store does not tell who made its newest checkpoint, what is held is not taken for newer") {
+  bool failed = true;
+  for (std::uint64_t at = 0; failed; ++at) {
+    CAPTURE(at);
+    const scratch_directory memory("/dev/shm"), disk;
+    const auto faults = std::make_shared<store_faults>();
+    const auto run = [&](const std::string& host, std::uint64_t every, std::int64_t last) {
+      std::vector<float> w(1000);
+      state_dict state;
+      state.tensor("w", w, {1000});
+      checkpointer ckpt{faulty_store<file_store>{file_store{disk.path()}, faults},
+                        local_tier{memory.path() + "/" + host, {.keep = 2, .copy = {.threads = 1}}},
+                        persist{.every = every}, quiet()};
+      const auto resumed = ckpt.resume(state).value_or(0);
+      for (auto step = resumed + 1; step <= last; ++step) ckpt.save(state, step).wait();
+      return resumed;  // as when its process is killed: what is held stays
+    };
+    CHECK(run("host", 1, 1) == 0);
+    CHECK(run("host", 1000, 5) == 1);
+    CHECK(run("elsewhere", 1, 2) == 1);
+    faults->add(
+        {.kind = store_call::read_all, .at = at, .key_contains = manifest_key(2), .action = [](auto key) {
+           fail(error_id::storage_unavailable, "an injected fault", {.file = std::string(key)});
+         }});
+    const auto before = faults->triggered();
+    std::int64_t resumed = 0;
+    try {
+      resumed = run("host", 1000, 0);
+    } catch (const storage_error& e) {
+      CHECK(e.id() == error_id::storage_unavailable);
+    }
+    CHECK(resumed <= 2);
+    failed = faults->triggered() > before;
+    CHECK((failed || resumed == 2));
+  }
 }

@@ -224,11 +224,14 @@ class tier_recovery final : public tier_loads {
     }
     return found;
   }
-  /// Who made the newest checkpoint of the store; nothing: nobody tells.
+  /// Who made the newest checkpoint of the store that can be read; nothing: nobody tells. @throws storage_error
   [[nodiscard]] std::optional<run_id> newest_run(const std::vector<std::int64_t>& stored) {
     for (auto step = stored.rbegin(); step != stored.rend(); ++step) try {
         return services_->reader().run_of(*step);
-      } catch (const error&) {  // a checkpoint that is damaged
+      } catch (const corrupt_error&) {
+      } catch (const storage_error&
+                   e) {  // a store that does not answer now may have a newer one than this host knows of
+        if (e.id() != error_id::storage_not_committed) throw;
       }
     return std::nullopt;
   }
