@@ -66,8 +66,7 @@ class shared_segment {
   /// Maps what another process made, or a file of a tmpfs that only this user may open, whose size nobody
   /// changes. @throws peer_error (peer_bad_message) if it is none of these or has another size, storage_error.
   shared_segment(detail::file_descriptor file, std::uint64_t bytes)
-      : shared_segment(detail::make_owned<detail::unforked_file>(std::move(file), detail::fork_pause()),
-                       bytes) {}
+      : shared_segment(unforked(std::move(file)), bytes) {}
   shared_segment(detail::owned<detail::unforked_file> file, std::uint64_t bytes) : file_(std::move(file)) {
     const int seals = ::fcntl(this->file(), F_GET_SEALS);
     if ((seals < 0 || (seals & F_SEAL_SHRINK) == 0) && !private_file(this->file()))
@@ -98,6 +97,10 @@ class shared_segment {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
  private:
+  static detail::owned<detail::unforked_file> unforked(detail::file_descriptor file) {
+    const detail::fork_pause pause;
+    return detail::make_owned<detail::unforked_file>(std::move(file), pause);
+  }
   static bool private_file(int file) noexcept {
     constexpr long tmpfs = 0x01021994;
     struct stat s {};
