@@ -8,6 +8,7 @@
 #include <cairn/comm/shared_memory/message_ring.hpp>
 #include <cairn/comm/single_process.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/concepts/any_communicator.hpp>
 #include <cairn/system/spare_buffers.hpp>
 #include <support/communicator_archetype.hpp>
 #include <support/communicator_conformance.hpp>
@@ -25,6 +26,9 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -777,15 +781,15 @@ TEST_CASE("threads lend each other messages, in order with those that they send"
   auto a = group.communicator(0);
   auto b = group.communicator(1);
   const auto until = cairn::deadline::in(std::chrono::seconds(60));
-  const std::shared_ptr<std::byte[]> bytes(new std::byte[3]{std::byte{1}, std::byte{2}, std::byte{3}});
-  const cairn::lent_message lent{bytes, 3};
-  const std::vector<std::byte> copy(bytes.get(), bytes.get() + 3);
+  const std::shared_ptr<std::byte[]> data(new std::byte[3]{std::byte{1}, std::byte{2}, std::byte{3}});
+  const cairn::lent_message lent{data, 3};
+  const std::vector<std::byte> copy(data.get(), data.get() + 3);
   a.lend(1, lent, until);
   a.send(1, copy, until);
   a.lend(1, lent, until);
   a.lend(1, {}, until);
   const auto first = b.borrow(0, until);
-  CHECK(first.lent.data.get() == bytes.get());
+  CHECK(first.lent.data.get() == data.get());
   CHECK(first.lent.size == 3);
   const auto second = b.borrow(0, until);
   CHECK(second.lent.data == nullptr);
@@ -950,6 +954,9 @@ using cairn::cuda::nccl_failure_policy;
 using cairn::cuda::nccl_options;
 static_assert(cairn::Communicator<nccl_communicator>);
 static_assert(cairn::plays<nccl_communicator, cairn::role::communicator>);
+static_assert(cairn::DetectsLostPeers<nccl_communicator>);
+using nccl_over_archetype = cairn::cuda::basic_nccl_communicator<nccl, communicator_archetype>;
+static_assert(cairn::Communicator<nccl_over_archetype> && !cairn::DetectsLostPeers<nccl_over_archetype>);
 
 /// Ranks with an nccl_communicator each, which live as long as this.
 struct nccl_ranks {
@@ -1200,6 +1207,56 @@ TEST_CASE(
   CHECK(nccl::device_allocations() == 0);
   CHECK_THROWS_AS(nccl_communicator(cairn::thread_group{1}.communicator(0), {.buffer_bytes = 0}),
                   cairn::usage_error);
+}
+
+TEST_CASE("over NCCL it is known, too, who is gone, and where a rank is that does not come") {
+  /// Ranks of threads, whose errors tell where a rank is, as those of sockets do.
+  struct housed_communicator {
+    int rank() const { return base.rank(); }
+    int size() const { return base.size(); }
+    void send(int to, std::span<const std::byte> message, deadline until) { base.send(to, message, until); }
+    bytes receive(int from, deadline until) {
+      try {
+        return base.receive(from, until);
+      } catch (const cairn::error& e) {
+        cairn::fail(
+            e.id(), e.message(),
+            {.rank = from, .got = "rank " + std::to_string(from) + " on node" + std::to_string(from)});
+      }
+    }
+    std::shared_ptr<const cairn::peer_watch> watch_peers() const { return base.watch_peers(); }
+    cairn::thread_communicator base;
+  };
+  using over_housed = cairn::cuda::basic_nccl_communicator<nccl, housed_communicator>;
+  nccl::reset(1);
+  nccl::reset_nccl(1);
+  const cairn::thread_group group{2};
+  std::array<std::optional<over_housed>, 2> ranks;
+  check_none(cairn_test::thrown_on_ranks(2, [&](int rank) {
+    ranks[static_cast<std::size_t>(rank)].emplace(housed_communicator{group.communicator(rank)},
+                                                  nccl_options{.device = rank});
+  }));
+  CHECK(ranks[0]->control().base.rank() == 0);
+  cairn::any_communicator first{*std::move(ranks[0])};
+  const auto watch = first.watch_peers();
+  REQUIRE(watch != nullptr);
+  CHECK_FALSE(watch->is_gone(1));
+  const auto why = [&](auto call) {
+    try {
+      call();
+    } catch (...) {
+      return caught<cairn::error>(std::current_exception());
+    }
+    return caught<cairn::error>(nullptr);
+  };
+  const auto late = why([&] { (void)first.receive(1, deadline::in(0ns)); });
+  CHECK(late.id() == error_id::timeout_peer);
+  CHECK(late.fields().got == "rank 1 on node1");
+  ranks[1].reset();
+  CHECK(watch->is_gone(1));
+  const auto lost = why([&] { first.send(1, large_message(0), ample()); });
+  CHECK(lost.id() == error_id::peer_lost);
+  CHECK(lost.fields().got == "rank 1 on node1");
 }
 
 TEST_CASE("an abort that never returns delays nobody, and what it may use is kept until it does") {

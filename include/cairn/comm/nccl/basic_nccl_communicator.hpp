@@ -3,6 +3,7 @@
 #include <cairn/comm/nccl/nccl_world.hpp>
 #include <cairn/concepts/communicator.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/model/peer_watch.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -41,7 +42,7 @@ namespace cuda {
 ///   (peer_failed). Make a new communicator to use NCCL again.
 /// - NCCL's abort runs in a thread of its own for at most 10 s. If it hangs, or the device does not become
 ///   idle, what they may still use is never given back.
-/// - The control communicator decides which ranks are lost. In a child of fork() the copy refuses every call.
+/// - The control communicator decides which ranks are lost, and says where a rank is that does not come. In a child of fork() the copy refuses every call.
 ///
 /// One thread at a time uses it; the device that is current for that thread stays so. Calls are good while
 /// streams of the trainer are captured into graphs. The destructor aborts, since anything else would wait for
@@ -62,6 +63,17 @@ class basic_nccl_communicator {
   [[nodiscard]] std::vector<std::byte> receive(int from, deadline until) {
     return world().receive(from, until);
   }
+
+  /// What the control communicator knows of ranks that are gone; see DetectsLostPeers.
+  [[nodiscard]] std::shared_ptr<const peer_watch> watch_peers() const
+    requires DetectsLostPeers<Control>
+  {
+    return std::as_const(world().control()).watch_peers();
+  }
+
+  /// The control communicator, for what it offers besides messages, such as mpi_communicator::free() when the ranks are done
+  /// with this communicator. Messages that are sent or received by it are taken for this communicator's own.
+  [[nodiscard]] Control& control() { return world().control(); }
 
   /// Why this rank no longer uses NCCL; empty while it does.
   [[nodiscard]] const std::string& broken() const { return world().broken(); }

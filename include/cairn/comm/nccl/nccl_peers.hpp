@@ -12,6 +12,7 @@
 #include <map>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,8 +45,14 @@ class nccl_peers {
 
   // --- Words
 
-  /// Who was gone in an earlier call is asked anew.
-  void begin_call() { lost_.clear(); }
+  /// Who was gone in an earlier call is asked anew. `about`: whom the call is about.
+  void begin_call(int about) {
+    lost_.clear();
+    about_ = about;
+    where_.clear();
+  }
+  /// Where the rank is that this call is about, as the control communicator told it when it did not come; may be empty.
+  [[nodiscard]] const std::string& where() const noexcept { return where_; }
   [[nodiscard]] bool lost(int peer) const { return lost_.contains(peer); }
   /// A peer that is gone, or did not take it in time, is no matter of this call, unless it is about the same
   /// peer, which is noticed elsewhere. @throws what else the control communicator throws.
@@ -128,18 +135,26 @@ class nccl_peers {
     try {
       call();
       return peer_status::good;
-    } catch (const timeout_error&) {
+    } catch (const timeout_error& e) {
+      note(peer, e);
       return peer_status::late;
     } catch (const peer_error& e) {
       if (e.id() != error_id::peer_lost || e.fields().rank == rank_) throw;
+      note(peer, e);
       return lost_.insert(peer).second ? peer_status::gone : peer_status::late;
     }
+  }
+
+  void note(int peer, const error& why) {
+    if (peer == about_ && !why.fields().got.empty()) where_ = why.fields().got;
   }
 
   Control control_;
   int rank_;
   std::map<int, inbox> inbox_;
   std::set<int> lost_;  ///< seen to be gone in this call
+  int about_ = -1;
+  std::string where_;
 };
 
 }  // namespace detail

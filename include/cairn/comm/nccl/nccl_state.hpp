@@ -79,9 +79,10 @@ class nccl_state {
   int broken_with_ = -1;
 };
 
-/// @throws timeout_error (timeout_peer). `call`: what was under way, with rank `with`; empty: nothing.
-[[noreturn]] inline void fail_nccl_late(const std::string& call, int about, int with, bool sending,
-                                        std::chrono::nanoseconds timeout) {
+/// @throws timeout_error (timeout_peer). `call`: what was under way, with rank `with`; empty: nothing. `where`: see
+/// nccl_peers.
+[[noreturn]] inline void fail_nccl_late(const std::string& call, int about, std::string where, int with,
+                                        bool sending, std::chrono::nanoseconds timeout) {
   std::string words;
   if (!call.empty())
     words.append(call)
@@ -90,7 +91,7 @@ class nccl_state {
         .append(" was under way at the deadline and was aborted; what had come of it is dropped");
   else
     words = sending ? "a message was not taken by the deadline" : "no message came by the deadline";
-  fail(error_id::timeout_peer, words + nccl_timeout_text(timeout), {.rank = about});
+  fail(error_id::timeout_peer, words + nccl_timeout_text(timeout), {.rank = about, .got = std::move(where)});
 }
 
 }  // namespace detail

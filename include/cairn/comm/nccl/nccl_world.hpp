@@ -55,6 +55,7 @@ class nccl_world {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] const std::string& broken() const noexcept { return nccl_.broken(); }
+  [[nodiscard]] Control& control() noexcept { return peers_.control(); }
 
   void send(int to, std::span<const std::byte> bytes, deadline until) {
     check_peer(to);
@@ -110,7 +111,7 @@ class nccl_world {
   void run(int about, deadline until, Done&& done) {
     const auto began = deadline::clock::now();
     auto pause = min_pause;
-    peers_.begin_call();
+    peers_.begin_call(about);
     try {
       for (;;) {
         const bool late = until.passed() || (about == rank_ && out_ == nullptr);
@@ -119,7 +120,8 @@ class nccl_world {
         moved = act(until, done() || late || peers_.lost(about)) || moved;
         if (done() && !transfer_) return;
         if (!done() && !transfer_ && peers_.lost(about))
-          fail(error_id::peer_lost, "a rank that a message goes to or comes from is gone", {.rank = about});
+          fail(error_id::peer_lost, "a rank that a message goes to or comes from is gone",
+               {.rank = about, .got = peers_.where()});
         if (late) {
           const std::string call = transfer_ && transfer_->moving ? nccl_.pipeline()->call() : "";
           const int with = transfer_ ? transfer_->peer : about;
@@ -127,7 +129,7 @@ class nccl_world {
           const bool good = done();
           leave();
           if (good) return;
-          fail_nccl_late(nccl_.pipeline() == nullptr ? call : "", about, with, sending,
+          fail_nccl_late(nccl_.pipeline() == nullptr ? call : "", about, peers_.where(), with, sending,
                          until.time_point() - began);
         }
         pause = moved ? min_pause : std::min(2 * pause, max_pause);
