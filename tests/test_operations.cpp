@@ -12,6 +12,7 @@
 #include "support/faulty_store.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/still_threads.hpp"
+#include "support/trace_reader.hpp"
 
 #include <doctest/doctest.h>
 #include <poll.h>
@@ -27,6 +28,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <clocale>
 #include <cmath>
 #include <csignal>
 #include <cstddef>
@@ -909,13 +911,12 @@ TEST_CASE("a trace opens as JSON at any moment, and tells the parts of a save, l
     ckpt.before_update();
     next.wait();
   }
-  // The list is not closed: a comma follows the last event.
-  const auto command = cairn_test::python() + R"( -c '
-import json, sys
-events = json.loads(open(sys.argv[1]).read() + "{}]")[:-1]
+  const auto command = trace_reader() + R"( -c '
+import sys, trace_events
+events = trace_events.read(sys.argv[1])
 names = [each["name"] for each in events]
 for name in ["process_name", "save step 1", "plan", "stage", "before_update", "copy and hash", "write", "sync", "record",
-             "commit", "remove old", "a mark of \"mine\" ", "load step 1", "step 2", "copied MB/s", "written MB/s", "cores in use"]:
+             "commit", "remove old", "a mark of \"mine\"\n", "load step 1", "step 2", "copied MB/s", "written MB/s", "cores in use"]:
     assert name in names, (name, names)
 assert any("already_committed" in name for name in names), names
 assert "step 1" not in names
@@ -934,6 +935,49 @@ assert begin["args"]["bytes"] >= 400000' )" +
                        path;
   CHECK(std::system(command.c_str()) == 0);
   CHECK_THROWS_AS(cairn::trace_file("/no/such/directory/trace.json"), cairn::storage_error);
+}
+
+TEST_CASE("a trace is JSON in any locale, and whatever the bytes of a text are") {
+  const scratch_directory scratch;
+  const auto path = scratch.path() + "/trace.json";
+  // A locale with a decimal comma. That it has no other category is a warning.
+  std::ofstream(scratch.path() + "/source") << "LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \"\"\n"
+                                               "grouping -1\nEND LC_NUMERIC\n";
+  static_cast<void>(std::system(("localedef -c -i '" + scratch.path() + "/source' -f ANSI_X3.4-1968 '" +
+                                 scratch.path() + "/comma' 2>/dev/null")
+                                    .c_str()));
+  ::setenv("LOCPATH", scratch.path().c_str(), 1);
+  const bool found = std::setlocale(LC_NUMERIC, "comma") != nullptr;
+  ::unsetenv("LOCPATH");
+  REQUIRE(found);
+  const std::string half = std::to_string(0.5);
+  {
+    std::vector<float> weights(100'000, 1.0f);
+    cairn::state_dict state;
+    state.tensor("weights", weights, {100'000});
+    cairn::trace_file trace{path};
+    cairn::checkpointer ckpt{cairn::file_store{scratch.path() + "/store"}, trace,
+                             cairn::checkpointer_options{.quiet = true}};
+    trace.step(1);
+    ckpt.save(state, 1).wait();
+    ckpt.load(state, 1);
+    trace.step(2);
+    trace.mark("M\xfcller, \xed\xa0\x80, M\u00fcller\t\"\\\x7f");
+  }
+  REQUIRE(std::setlocale(LC_NUMERIC, "C") != nullptr);
+  CHECK(half == "0,500000");
+  const auto command = trace_reader() + R"( -c '
+import sys, trace_events
+events = trace_events.read(sys.argv[1])
+names = [each["name"] for each in events]
+assert "M\ufffdller, \ufffd\ufffd\ufffd, M\u00fcller\t\"\\\x7f" in names, names
+for each in events:
+    if each["ph"] == "X": assert each["ts"] > 0 and each["dur"] >= 0, each
+load = [each for each in events if each["name"] == "load step 1"][0]
+assert load["args"]["read s"] + load["args"]["verify s"] > 0, load
+assert any(each["name"] == "cores in use" and each["args"]["value"] > 0 for each in events)' )" +
+                       path;
+  CHECK(std::system(command.c_str()) == 0);
 }
 
 TEST_CASE("a bar grows on a terminal while a save is written, and what happened stays as lines") {

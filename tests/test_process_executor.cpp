@@ -34,6 +34,7 @@
 #include "support/stager_conformance.hpp"
 #include "support/still_threads.hpp"
 #include "support/thread_policy.hpp"
+#include "support/trace_reader.hpp"
 #include "support/worker_trainers.hpp"
 
 #include <doctest/doctest.h>
@@ -1407,10 +1408,10 @@ TEST_CASE("report and trace tell what trainer and worker did, on one clock" * no
   CHECK(report.writing.seconds <= report.written_seconds);
   CHECK(report.writing.cpu_seconds > 0);
   CHECK(save.bytes_written() == report.bytes);
-  const auto command = cairn_test::python() + R"( -c '
-import json, sys
+  const auto command = cairn_test::trace_reader() + R"( -c '
+import sys, trace_events
 trainer, worker = int(sys.argv[2]), int(sys.argv[3])
-events = json.loads(open(sys.argv[1]).read() + "{}]")[:-1]
+events = trace_events.read(sys.argv[1])
 assert {each["pid"] for each in events} == {trainer, worker}
 def find(name, process):
     found = [each for each in events if each["name"] == name and each["pid"] == process and each["ph"] == "X"]

@@ -77,6 +77,7 @@
 #include <cairn/impl/model/image_control.ipp>
 #include <cairn/impl/model/image_layout.ipp>
 #include <cairn/impl/model/item.ipp>
+#include <cairn/impl/model/json_text.ipp>
 #include <cairn/impl/model/known_blocks.ipp>
 #include <cairn/impl/model/metadata.ipp>
 #include <cairn/impl/model/placement.ipp>

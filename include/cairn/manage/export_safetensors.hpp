@@ -5,6 +5,7 @@
 #include <cairn/manage/element_reads.hpp>
 #include <cairn/manage/removed_step.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/json_text.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
 #include <cairn/storage/manifest/manifest.hpp>

@@ -22,7 +22,7 @@ inline namespace v1 {
 /// `trace.step(step);                         // at the end of each step`
 ///
 /// Each rank writes its own file. Times are those of the steady clock, which all processes of a host
-/// share. Each save is written to the file when it has ended. The JSON array is not closed, which the
+/// share. Each save is written to the file when it has ended. Bytes of a text that are not UTF-8 become U+FFFD. The JSON array is not closed, which the
 /// format allows, so that the file of a killed process can be opened. Any thread. Errors of writing are
 /// ignored.
 class trace_file {

@@ -2,6 +2,8 @@
 #pragma once
 #include <cairn/concepts/observer.hpp>
 #include <cairn/concepts/roles.hpp>
+#include <cairn/model/json_text.hpp>
+#include <cairn/model/plan.hpp>
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_report.hpp>
 #include <cairn/observe/trace_file.hpp>
@@ -59,10 +61,11 @@ struct trace_file::shared {
                           double value);
   static void put_name(std::string& out, const char* what, std::int64_t process, int where,
                        std::string_view name);
-  static void put_place(std::string& out, const char* phase, std::int64_t process, int where,
-                        std::int64_t at);
-  /// A JSON string.
-  static std::string quoted(std::string_view text);
+  /// What all events begin with.
+  static void put_begin(std::string& out, std::string_view name, const char* phase, std::int64_t process,
+                        int where, std::int64_t at);
+  /// In microseconds, as the format wants it.
+  static void put_time(std::string& out, std::int64_t nanoseconds);
   void write(const std::string& text);
 };
 
@@ -148,18 +151,34 @@ CAIRN_BODY void trace_file::mark(std::string_view text) noexcept {
 }
 
 CAIRN_BODY std::string trace_file::text_of(const load_stages& s) {
-  char text[560];
-  std::snprintf(
-      text, sizeof text,
-      R"(,"bytes from the page cache":%llu,"bytes past it":%llu,"read s":%.6f,"verify s":%.6f,"deliver s":%.6f)"
-      R"(,"read cpu s":%.6f,"verify cpu s":%.6f,"deliver cpu s":%.6f,"populate cpu s":%.6f)"
-      R"(,"latency s":%.6f,"reads in flight":%u,"requests":%llu,"hedges":%llu)",
-      static_cast<unsigned long long>(s.bytes_cached), static_cast<unsigned long long>(s.bytes_direct),
-      s.read_seconds, s.verify_seconds, s.deliver_seconds, s.read_cpu_seconds, s.verify_cpu_seconds,
-      s.deliver_cpu_seconds, s.populate_cpu_seconds, s.latency_seconds,
-      static_cast<unsigned>(s.reads_in_flight), static_cast<unsigned long long>(s.requests),
-      static_cast<unsigned long long>(s.hedges));
-  return text;
+  std::string out;
+  const auto key = [&](std::string_view name) {
+    out += ',';
+    detail::append_json(out, name);
+    out += ':';
+  };
+  const auto put = [&](std::string_view name, std::uint64_t number) {
+    key(name);
+    detail::append_json(out, number);
+  };
+  const auto put_seconds = [&](std::string_view name, double seconds) {
+    key(name);
+    detail::append_json(out, seconds, 6);
+  };
+  put("bytes from the page cache", s.bytes_cached);
+  put("bytes past it", s.bytes_direct);
+  put_seconds("read s", s.read_seconds);
+  put_seconds("verify s", s.verify_seconds);
+  put_seconds("deliver s", s.deliver_seconds);
+  put_seconds("read cpu s", s.read_cpu_seconds);
+  put_seconds("verify cpu s", s.verify_cpu_seconds);
+  put_seconds("deliver cpu s", s.deliver_cpu_seconds);
+  put_seconds("populate cpu s", s.populate_cpu_seconds);
+  put_seconds("latency s", s.latency_seconds);
+  put("reads in flight", s.reads_in_flight);
+  put("requests", s.requests);
+  put("hedges", s.hedges);
+  return out;
 }
 
 CAIRN_BODY trace_file::track trace_file::track_of(span_kind kind) noexcept {
@@ -243,59 +262,60 @@ CAIRN_BODY void trace_file::shared::put_cpu(std::string& out, std::int64_t proce
 CAIRN_BODY void trace_file::shared::put_span(std::string& out, std::int64_t process, track where,
                                              std::string_view name, std::int64_t begin, std::int64_t end,
                                              std::uint64_t bytes, std::string_view more) {
-  out += R"({"name":)" + quoted(name);
-  put_place(out, "X", process, static_cast<int>(where), begin);
-  char tail[120];
-  std::snprintf(tail, sizeof tail, R"(,"dur":%.3f)", 1e-3 * static_cast<double>(end - begin));
-  out += tail;
+  put_begin(out, name, "X", process, static_cast<int>(where), begin);
+  out += R"(,"dur":)";
+  put_time(out, end - begin);
   if (bytes != 0) {
-    std::snprintf(tail, sizeof tail, R"(,"args":{"bytes":%llu,"bytes per second":%.0f)",
-                  static_cast<unsigned long long>(bytes),
-                  end > begin ? 1e9 * static_cast<double>(bytes) / static_cast<double>(end - begin) : 0.0);
-    out.append(tail).append(more) += '}';
+    out += R"(,"args":{"bytes":)";
+    detail::append_json(out, bytes);
+    out += R"(,"bytes per second":)";
+    const double rate =
+        end > begin ? 1e9 * static_cast<double>(bytes) / static_cast<double>(end - begin) : 0.0;
+    detail::append_json(out, rate, 0);
+    out.append(more) += '}';
   }
   out += "},\n";
 }
 
 CAIRN_BODY void trace_file::shared::put_instant(std::string& out, track where, std::string_view text) {
-  out += R"({"name":)" + quoted(text);
-  put_place(out, "i", trainer, static_cast<int>(where), steady_now());
+  put_begin(out, text, "i", trainer, static_cast<int>(where), steady_now());
   out += R"(,"s":"t"},)"
          "\n";
 }
 
 CAIRN_BODY void trace_file::shared::put_counter(std::string& out, std::int64_t process, std::string_view name,
                                                 std::int64_t at, double value) {
-  out += R"({"name":)" + quoted(name);
-  put_place(out, "C", process, 0, at);
-  char tail[60];
-  std::snprintf(tail, sizeof tail, R"(,"args":{"value":%.3f}},)", value);
-  out += tail;
-  out += '\n';
+  put_begin(out, name, "C", process, 0, at);
+  out += R"(,"args":{"value":)";
+  detail::append_json(out, value, 3);
+  out += "}},\n";
 }
 
 CAIRN_BODY void trace_file::shared::put_name(std::string& out, const char* what, std::int64_t process,
                                              int where, std::string_view name) {
-  out += R"({"name":)" + quoted(what);
-  put_place(out, "M", process, where, 0);
-  out += R"(,"args":{"name":)" + quoted(name) + "}},\n";
+  put_begin(out, what, "M", process, where, 0);
+  out += R"(,"args":{"name":)";
+  detail::append_json(out, name);
+  out += "}},\n";
 }
 
-CAIRN_BODY void trace_file::shared::put_place(std::string& out, const char* phase, std::int64_t process,
-                                              int where, std::int64_t at) {
-  char text[120];
-  std::snprintf(text, sizeof text, R"(,"ph":"%s","pid":%lld,"tid":%d,"ts":%.3f)", phase,
-                static_cast<long long>(process), where, 1e-3 * static_cast<double>(at));
-  out += text;
+CAIRN_BODY void trace_file::shared::put_begin(std::string& out, std::string_view name, const char* phase,
+                                              std::int64_t process, int where, std::int64_t at) {
+  out += R"({"name":)";
+  detail::append_json(out, name);
+  out.append(R"(,"ph":")").append(phase).append(R"(","pid":)");
+  detail::append_json(out, process);
+  out += R"(,"tid":)";
+  detail::append_json(out, where);
+  out += R"(,"ts":)";
+  put_time(out, at);
 }
 
-CAIRN_BODY std::string trace_file::shared::quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + '"';
+CAIRN_BODY void trace_file::shared::put_time(std::string& out, std::int64_t nanoseconds) {
+  const auto part = std::max<std::int64_t>(nanoseconds, 0) % 1000;
+  detail::append_json(out, std::max<std::int64_t>(nanoseconds, 0) / 1000);
+  out += {'.', static_cast<char>('0' + part / 100), static_cast<char>('0' + part / 10 % 10),
+          static_cast<char>('0' + part % 10)};
 }
 
 CAIRN_BODY void trace_file::shared::write(const std::string& text) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/extents.hpp>
+#include <cairn/model/json_text.hpp>
 #include <cairn/storage/safetensors/safetensors_entry.hpp>
 
-#include <charconv>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,13 +16,7 @@ inline namespace v1 {
 
 namespace detail {
 
-/// Appends a JSON string with its quotes. @pre `text` is UTF-8.
-void append_json(std::string& out, std::string_view text);
-template <std::integral Number>
-void append_json(std::string& out, Number number) {
-  char digits[24];
-  out.append(digits, std::to_chars(std::begin(digits), std::end(digits), number).ptr);
-}
+/// Appends a JSON array.
 void append_json(std::string& out, const extents& numbers);
 
 }  // namespace detail

@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/model/dtype.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/json_text.hpp>
 #include <cairn/storage/manifest/corrupt.hpp>
 #include <cairn/storage/safetensors/safetensors_entry.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
@@ -28,28 +29,6 @@ inline namespace v1 {
 namespace detail {
 
 inline constexpr std::string_view sharding_info_key = "DCP_SHARDING_INFO";
-
-CAIRN_BODY void append_json(std::string& out, std::string_view text) {
-  out += '"';
-  std::size_t plain = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (c >= 0x20 && c != '"' && c != '\\') continue;
-    out.append(text.substr(plain, i - plain));
-    plain = i + 1;
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += static_cast<char>(c);
-    } else {
-      constexpr std::string_view digits = "0123456789abcdef";
-      out.append("\\u00");
-      out += digits[c >> 4];
-      out += digits[c & 15];
-    }
-  }
-  out.append(text.substr(plain));
-  out += '"';
-}
 
 CAIRN_BODY void append_json(std::string& out, const extents& numbers) {
   out += '[';
