@@ -36,6 +36,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -49,6 +50,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 void cairn_test_before_main(int argc, char** argv) {
@@ -1227,6 +1229,33 @@ TEST_CASE("while the store hangs every save is held, and the newest goes there w
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
 }
+TEST_CASE("the figures of a save that was held, and went to the store at close(), begin at save()") {
+  /// Notes how long after save() the commit came.
+  struct notes_commit {
+    using cairn_role = cairn::role::observer;
+    void observe(const cairn::observation& what) const noexcept {
+      if (what.kind == cairn::observation::event::committed) *seconds = what.report->committed_seconds;
+    }
+    std::shared_ptr<double> seconds = std::make_shared<double>(0);
+  };
+  const auto asked = std::make_shared<std::vector<std::string>>();
+  const notes_commit told;
+  std::vector<float> w(1000);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  cairn::checkpointer ckpt{cairn::memory_store{}, cairn_test::tier_archetype::make(asked),
+                           cairn::persist{.every = 2}, told, cairn::checkpointer_options{.quiet = true}};
+  const auto save = ckpt.save(state, 1);
+  const auto begun = std::chrono::steady_clock::now();
+  save.wait();
+  CHECK(*told.seconds == 0);
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(200));  // of training, for whose length it is only held
+  const std::chrono::duration<double> held = std::chrono::steady_clock::now() - begun;
+  ckpt.close();
+  CHECK(*told.seconds > held.count());
+}
+
 // survives: store-away
 TEST_CASE("a store that fails costs training nothing, and the tier keeps what it did not get") {
   scratch_directory memory("/dev/shm");

@@ -105,14 +105,16 @@ class save_path {
     if (job == nullptr) return;
     auto report = job->progress->report();
     report.persisted = true;
-    const auto progress = detail::make_shared<save_progress>(report.step);
+    const auto begun = job->progress->begun();
+    const auto progress = detail::make_shared<save_progress>(report.step, begun);
     progress->set_place(group_.rank(), place_of_step_);
     progress->set_image(job->image.control());
     job->image.carry_notes_of(progress);
     progress->note([&](save_report& r) { r = report; });
-    progress->on_end([shared = services_](save_report& r, const std::exception_ptr& why) {
-      shared->ended(r, why, nullptr);
-    });
+    progress->on_end(
+        [shared = services_, aside = seconds_since(begun)](save_report& r, const std::exception_ptr& why) {
+          shared->ended(r, why, nullptr, aside);
+        });
     saves_.make_room();
     services_->begun({report.step, job->context.attempt});
     saves_.add_last(progress);

@@ -121,12 +121,13 @@ class save_services {
   void stop_scrubbing(deadline until) noexcept {
     if (retaining_ != nullptr) retaining_->stop_scrubbing(until);
   }
-  /// Called once for each save, when it ends.
-  void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal) noexcept {
+  /// Called once for each save, when it ends. `aside`: seconds that it was only held before it went to the store.
+  void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal,
+             double aside = 0) noexcept {
     if (failure == nullptr && !report.persisted) return held(report, journal);
     if (failure == nullptr) {
       held_reported_ = false;
-      history_.committed(report);
+      history_.committed(report, aside);
       hold_base({});
       restarts_.committed(writer_, report.step, reporter_);
       show_life();

@@ -27,7 +27,8 @@ class image_control;
 /// most once and in order; calls after set_failed have no effect. Any thread.
 class save_progress {
  public:
-  explicit save_progress(std::int64_t step);
+  /// `begun`: when save() was called.
+  explicit save_progress(std::int64_t step, deadline::clock::time_point begun = deadline::clock::now());
 
   /// Names the file that commits the checkpoint of a step. Any thread; may throw.
   using place_namer = std::function<std::string(std::int64_t step)>;

@@ -25,11 +25,12 @@ class save_history {
   explicit save_history(std::chrono::duration<double> mean_time_between_failures = {}) noexcept
       : mean_time_between_failures_(mean_time_between_failures) {}
 
-  /// Adds a committed save, and puts the suggested interval into its report.
-  void committed(save_report& report) {
+  /// Adds a committed save, and puts the suggested interval into its report. `aside`: seconds that it was only held,
+  /// and nobody wrote it.
+  void committed(save_report& report, double aside = 0) {
     const std::lock_guard lock(mutex_);
     const cost now{report.blocked_seconds - report.wait_seconds,
-                   report.committed_seconds - report.wait_seconds};
+                   report.committed_seconds - report.wait_seconds - aside};
     costs_[count_++ % costs_.size()] = {std::max(now.stall, 0.0), std::max(now.durable, 0.0)};
     if (mean_time_between_failures_.count() <= 0) return;
     double stall = 0;

@@ -23,7 +23,8 @@
 namespace cairn {
 inline namespace v1 {
 
-CAIRN_BODY save_progress::save_progress(std::int64_t step) : begun_(deadline::clock::now()) {
+CAIRN_BODY save_progress::save_progress(std::int64_t step, deadline::clock::time_point begun)
+    : begun_(begun) {
   report_.step = step;
 }
 
