@@ -1049,3 +1049,33 @@ TEST_CASE("a bar grows on a terminal while a save is written, and what happened 
   ::close(ends[1]);
   CHECK_THROWS_AS(cairn::progress_bar({.file = -1}), cairn::usage_error);
 }
+
+TEST_CASE("a bar stays while a save is written that has become redundant meanwhile") {
+  int screen = -1;
+  int terminal = -1;
+  REQUIRE(::openpty(&screen, &terminal, nullptr, nullptr, nullptr) == 0);
+  std::string text;
+  const auto read_until = [&](const std::function<bool()>& there) {
+    char part[4096];
+    while (!there()) {
+      pollfd ready{screen, POLLIN, 0};
+      REQUIRE(::poll(&ready, 1, 20'000) == 1);
+      const auto n = ::read(screen, part, sizeof part);
+      REQUIRE(n > 0);
+      text.append(part, static_cast<std::size_t>(n));
+    }
+  };
+  cairn::progress_bar bar{{.file = terminal, .every = std::chrono::milliseconds(1)}};
+  const auto progress = std::make_shared<cairn::save_progress>(7);
+  const cairn::save_handle save{progress};
+  using event = cairn::observation::event;
+  bar.observe({.kind = event::began, .step = 7, .save = &save});
+  const auto report = progress->report();
+  bar.observe({.kind = event::redundant, .step = 7, .seconds = 0.1, .report = &report});
+  const auto told = [&] { return text.find("redundant: pieces on other ranks"); };
+  read_until([&] { return told() != std::string::npos && text.find(" % ", told()) != std::string::npos; });
+  bar.observe({.kind = event::committed, .step = 7, .seconds = 0.2, .report = &report});
+  read_until([&] { return text.ends_with("training waited 0.0 ms\r\n"); });
+  ::close(screen);
+  ::close(terminal);
+}

@@ -86,7 +86,9 @@ CAIRN_BODY void progress_bar::observe(const observation& what) noexcept {
       shared_->saves.push_back({*what.save, deadline::clock::now()});
       shared_->changed.notify_all();
     } else {
-      shared_->say(line_of(what), what.report != nullptr ? what.step : -1);
+      const bool over = what.kind == observation::event::committed || what.kind == observation::event::held ||
+                        what.kind == observation::event::failed;
+      shared_->say(line_of(what), over ? what.step : -1);
     }
   } catch (...) {
     // Out of memory for a line: training is worth more.
