@@ -937,6 +937,39 @@ assert begin["args"]["bytes"] >= 400000' )" +
   CHECK_THROWS_AS(cairn::trace_file("/no/such/directory/trace.json"), cairn::storage_error);
 }
 
+TEST_CASE("a trace shows saves that overlap each on a track where it overlaps none") {
+  const scratch_directory scratch;
+  const auto path = scratch.path() + "/trace.json";
+  std::vector<float> weights(1000, 1.0f);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {1000});
+  cairn::trace_file trace{path};
+  std::promise<void> gate;
+  auto faults = std::make_shared<store_faults>();
+  faults->add(
+      {.kind = store_call::write, .at = 1, .action = [&](std::string_view) { gate.get_future().wait(); }});
+  cairn::checkpointer ckpt{
+      faulty_store{cairn::file_store{scratch.path() + "/store"}, faults}, trace,
+      cairn::checkpointer_options{.when_busy = cairn::busy_policy::queue, .quiet = true}};
+  trace.step(1);
+  const auto first = ckpt.save(state, 1);
+  const auto second = ckpt.save(state, 2);
+  gate.set_value();
+  first.wait();
+  second.wait();
+  ckpt.save(state, 3).wait();
+  trace.step(2);
+  const auto command = trace_reader() + R"( -c '
+import sys, trace_events
+events = trace_events.read(sys.argv[1])
+tracks = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+saves = [each for each in events if each["ph"] == "X" and tracks[each["tid"]] in ("saves", "saves 2")]
+assert [each["name"] for each in saves] == ["save step 1", "save step 2", "save step 3"], saves
+assert saves[1]["ts"] < saves[0]["ts"] + saves[0]["dur"], saves' )" +
+                       path;
+  CHECK(std::system(command.c_str()) == 0);
+}
+
 TEST_CASE("a trace is JSON in any locale, and whatever the bytes of a text are") {
   const scratch_directory scratch;
   const auto path = scratch.path() + "/trace.json";

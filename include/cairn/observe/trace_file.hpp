@@ -15,7 +15,7 @@ inline namespace v1 {
 
 /// An observer that writes a trace for Perfetto (https://ui.perfetto.dev) and chrome://tracing, in the JSON
 /// array form of the Trace Event Format: the trainer, and its worker where a process_executor writes, with a
-/// track for each thing that goes on at once, and counters of the bytes per second and of the cores in use.
+/// track for each thing that goes on at once ("saves", and "saves 2" where two saves overlap), and counters of the bytes per second and of the cores in use.
 ///
 /// `cairn::trace_file trace{"trace-" + std::to_string(rank) + ".json", rank};`
 /// `cairn::checkpointer ckpt{store, trace};   // copies share the file`
@@ -45,11 +45,15 @@ class trace_file {
   enum class track : int { steps = 1, training, copying, saves, writing, hashing };
 
   static track track_of(span_kind kind) noexcept;
+  static const char* name_of(track where) noexcept;
+  /// What the format calls a thread: a track, or a further one beside it.
+  static int thread_of(track where, int lane = 0) noexcept;
   static std::string text_of(const load_stages& s);
   static bool counted(span_kind kind) noexcept;
 
   struct close;
   struct cpu_sample;
+  struct lane;
   struct shared;
 
   std::shared_ptr<shared> shared_;

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -26,6 +27,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -40,6 +42,18 @@ struct trace_file::cpu_sample {
   std::int64_t used = 0;
 };
 
+/// A track on which slices lie beside each other or within one another, as viewers want them.
+struct trace_file::lane {
+  std::int64_t process = 0;
+  track where{};
+  std::int64_t begin = 0;  // of the last slice
+  detail::vector<std::int64_t>
+      ends;  // of the slices around the end of the last one, and its own; the outermost first
+
+  /// Whether a slice has its place here, which it then takes.
+  bool take(std::int64_t from, std::int64_t to);
+};
+
 struct trace_file::shared {
   std::mutex mutex;
   std::unique_ptr<std::FILE, close> file;
@@ -48,6 +62,7 @@ struct trace_file::shared {
   std::int64_t step_begin = 0;
   std::vector<std::int64_t> introduced;
   detail::sorted_map<std::int64_t, cpu_sample> cpu;  // of each process, the last
+  detail::vector<lane> lanes;
 
   void introduce(std::string& out, std::int64_t process, const char* role);
   /// Writes all spans of one save, and one slice from save() to its end.
@@ -57,6 +72,8 @@ struct trace_file::shared {
   void put_span(std::string& out, std::int64_t process, track where, std::string_view name,
                 std::int64_t begin, std::int64_t end, std::uint64_t bytes = 0, std::string_view more = {});
   void put_instant(std::string& out, track where, std::string_view text);
+  /// The lane of a track on which a slice has its place: the first one, unless it would overlap another slice.
+  int lane_for(std::string& out, std::int64_t process, track where, std::int64_t begin, std::int64_t end);
   static void put_counter(std::string& out, std::int64_t process, std::string_view name, std::int64_t at,
                           double value);
   static void put_name(std::string& out, const char* what, std::int64_t process, int where,
@@ -199,6 +216,39 @@ CAIRN_BODY trace_file::track trace_file::track_of(span_kind kind) noexcept {
   }
 }
 
+CAIRN_BODY const char* trace_file::name_of(track where) noexcept {
+  switch (where) {
+    case track::steps:
+      return "steps";
+    case track::training:
+      return "training waits for";
+    case track::copying:
+      return "copying";
+    case track::saves:
+      return "saves";
+    case track::writing:
+      return "writing";
+    case track::hashing:
+      break;
+  }
+  return "hashing";
+}
+
+CAIRN_BODY int trace_file::thread_of(track where, int lane) noexcept {
+  return 100 * static_cast<int>(where) + lane;  // so that lanes of a track stand together
+}
+
+CAIRN_BODY bool trace_file::lane::take(std::int64_t from, std::int64_t to) {
+  if (from < begin) return false;  // what was around it then is not known any more
+  std::size_t around = 0;
+  while (around < ends.size() && ends[around] > from) ++around;
+  if (around != 0 && ends[around - 1] < to) return false;
+  while (ends.size() > around) ends.pop_back();
+  ends.push_back(to);
+  begin = from;
+  return true;
+}
+
 CAIRN_BODY bool trace_file::counted(span_kind kind) noexcept {
   return kind == span_kind::copy || kind == span_kind::copy_and_hash || kind == span_kind::write;
 }
@@ -208,11 +258,9 @@ CAIRN_BODY void trace_file::shared::introduce(std::string& out, std::int64_t pro
   introduced.push_back(process);
   put_name(out, "process_name", process, 0,
            "rank " + std::to_string(rank) + " " + role + " (" + std::to_string(process) + ")");
-  for (const auto& [number, name] :
-       {std::pair{track::steps, "steps"}, std::pair{track::training, "training waits for"},
-        std::pair{track::copying, "copying"}, std::pair{track::saves, "saves"},
-        std::pair{track::writing, "writing"}, std::pair{track::hashing, "hashing"}})
-    put_name(out, "thread_name", process, static_cast<int>(number), name);
+  for (const auto where :
+       {track::steps, track::training, track::copying, track::saves, track::writing, track::hashing})
+    put_name(out, "thread_name", process, thread_of(where), name_of(where));
 }
 
 CAIRN_BODY void trace_file::shared::put_save(std::string& out, const observation& what,
@@ -222,14 +270,16 @@ CAIRN_BODY void trace_file::shared::put_save(std::string& out, const observation
   auto begin = now;
   detail::vector<save_span> spans;
   for (const auto& each : what.spans) spans.push_back(each);
-  detail::sort(spans, [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  detail::sort(spans, [](const auto& a, const auto& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+  });
   for (const auto& s : spans) begin = std::min(begin, s.begin);
   put_span(out, trainer, track::saves, "save " + name, begin, now, r.bytes);
   for (const auto& s : spans) {
     introduce(out, s.process, "worker");
     if (s.end - s.begin < 1000 && (s.kind == span_kind::wait || s.kind == span_kind::await)) continue;
     put_span(out, s.process, track_of(s.kind),
-             s.kind == span_kind::save ? "save " + name : std::string(name_of(s.kind)), s.begin, s.end,
+             s.kind == span_kind::save ? "save " + name : std::string(cairn::name_of(s.kind)), s.begin, s.end,
              s.bytes);
     if (!counted(s.kind) || s.end <= s.begin) continue;
     const char* counter = s.kind == span_kind::write ? "written MB/s" : "copied MB/s";
@@ -262,7 +312,8 @@ CAIRN_BODY void trace_file::shared::put_cpu(std::string& out, std::int64_t proce
 CAIRN_BODY void trace_file::shared::put_span(std::string& out, std::int64_t process, track where,
                                              std::string_view name, std::int64_t begin, std::int64_t end,
                                              std::uint64_t bytes, std::string_view more) {
-  put_begin(out, name, "X", process, static_cast<int>(where), begin);
+  const int lane = lane_for(out, process, where, begin, end);
+  put_begin(out, name, "X", process, thread_of(where, lane), begin);
   out += R"(,"dur":)";
   put_time(out, end - begin);
   if (bytes != 0) {
@@ -277,8 +328,24 @@ CAIRN_BODY void trace_file::shared::put_span(std::string& out, std::int64_t proc
   out += "},\n";
 }
 
+CAIRN_BODY int trace_file::shared::lane_for(std::string& out, std::int64_t process, track where,
+                                            std::int64_t begin, std::int64_t end) {
+  int number = 0;
+  for (auto& each : lanes) {
+    if (each.process != process || each.where != where) continue;
+    if (each.take(begin, end)) return number;
+    ++number;
+  }
+  lane made{process, where, begin, {end}};
+  lanes.push_back(std::move(made));
+  if (number != 0)
+    put_name(out, "thread_name", process, thread_of(where, number),
+             std::string(name_of(where)) + " " + std::to_string(number + 1));
+  return number;
+}
+
 CAIRN_BODY void trace_file::shared::put_instant(std::string& out, track where, std::string_view text) {
-  put_begin(out, text, "i", trainer, static_cast<int>(where), steady_now());
+  put_begin(out, text, "i", trainer, thread_of(where), steady_now());
   out += R"(,"s":"t"},)"
          "\n";
 }
