@@ -1187,22 +1187,31 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a communicator of NCCL that does not open: its rank says why, the others wait until their deadline") {
+    "a communicator of NCCL that does not open: its rank says why, the others who it is, as soon as they "
+    "know") {
   nccl::reset(1);
   nccl::reset_nccl(1);
   nccl::fail_open_on(1);
   const cairn::thread_group group{2};
-  const auto thrown = cairn_test::thrown_on_ranks(2, [&](int rank) {
-    const nccl_communicator comm(group.communicator(rank), {.device = 0, .timeout = 300ms});
-  });
+  const auto thrown = cairn_test::thrown_on_ranks(
+      2, [&](int rank) { const nccl_communicator comm(group.communicator(rank), {.device = 0}); });
   const auto e = caught<cairn::error>(thrown[1]);
-  // Unless the message came too late even for the name.
-  CHECK(
-      (e.id() == error_id::peer_failed || e.id() == error_id::timeout_peer || e.id() == error_id::peer_lost));
-  if (e.id() == error_id::peer_failed)
-    CHECK(e.message().find("ncclCommInitRankConfig failed on rank 1: remote process exited") == 0);
-  CHECK((caught<cairn::error>(thrown[0]).id() == error_id::timeout_peer ||
-         caught<cairn::error>(thrown[0]).id() == error_id::peer_lost));
+  CHECK(e.id() == error_id::peer_failed);
+  CHECK(e.message().find("ncclCommInitRankConfig failed on rank 1: remote process exited") == 0);
+  const auto told = caught<cairn::error>(thrown[0]);
+  CHECK(told.id() == error_id::peer_lost);
+  CHECK(told.fields().rank == 1);
+  // A control communicator that does not know who is gone.
+  using unwatched = counting_communicator<cairn::thread_communicator>;
+  const cairn::thread_group others{2};
+  const auto late = cairn_test::thrown_on_ranks(2, [&](int rank) {
+    const cairn::cuda::basic_nccl_communicator<nccl, unwatched> comm(
+        unwatched(others.communicator(rank), std::make_shared<message_counts>()),
+        {.device = 0, .timeout = 300ms});
+  });
+  const auto waited = caught<cairn::error>(late[0]);
+  CHECK(waited.id() == error_id::timeout_peer);
+  CHECK(waited.fields().rank == -1);
   CHECK(nccl::open_communicators() == 0);
   CHECK(nccl::device_allocations() == 0);
   CHECK_THROWS_AS(nccl_communicator(cairn::thread_group{1}.communicator(0), {.buffer_bytes = 0}),

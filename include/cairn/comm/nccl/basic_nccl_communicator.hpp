@@ -52,8 +52,9 @@ class basic_nccl_communicator {
  public:
   using cairn_role = role::communicator;
 
-  /// @throws usage_error (usage_bad_option), timeout_error (timeout_peer) if not all ranks come by
-  /// options.timeout, peer_error (peer_failed) with NCCL's words, and what the control communicator throws.
+  /// @throws usage_error (usage_bad_option); timeout_error (timeout_peer) if not all ranks come by options.timeout;
+  /// peer_error: peer_failed with NCCL's words, peer_lost as soon as the control communicator knows that a rank is gone,
+  /// also one whose constructor threw; and what else the control communicator throws.
   explicit basic_nccl_communicator(Control control, const nccl_options& options = {})
       : world_(std::make_unique<world_type>(std::move(control), options)) {}
 

@@ -3,6 +3,7 @@
 #include <cairn/comm/nccl/nccl_options.hpp>
 #include <cairn/comm/nccl/nccl_pipeline.hpp>
 #include <cairn/concepts/communicator.hpp>
+#include <cairn/model/peer_watch.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -28,7 +30,8 @@ namespace detail {
 }
 
 /// Opens NCCL's communicator of all ranks. The control communicator brings its id and the size of pieces from
-/// rank 0 to the others, along a tree. Collective. @throws timeout_error (timeout_peer), peer_error, storage_error.
+/// rank 0 to the others, along a tree; while NCCL opens it, it is asked who is gone, where it knows. Collective.
+/// @throws timeout_error (timeout_peer), peer_error, storage_error.
 template <NcclRuntime R, Communicator Control>
 [[nodiscard]] std::unique_ptr<nccl_pipeline<R>> open_nccl(Control& control, const nccl_options& options,
                                                           deadline until) {
@@ -69,15 +72,24 @@ template <NcclRuntime R, Communicator Control>
     check_call<R>(R::current_device(device), "cudaGetDevice (asking for the current device)", -1);
   auto pipeline =
       std::make_unique<nccl_pipeline<R>>(device, buffer_bytes, size, id, rank, options.abort_timeout);
+  std::shared_ptr<const peer_watch> watch;
+  if constexpr (DetectsLostPeers<Control>) watch = std::as_const(control).watch_peers();
+  int peer = rank;
   for (cairn::detail::backoff polling(std::chrono::microseconds(20), std::chrono::microseconds(1000));;) {
     const bool late = until.passed();
+    peer = (peer + 1) % size;  // one at a time: each may be a system call
+    const bool lost = peer != rank && watch != nullptr && watch->is_gone(peer);
     if (pipeline->opened()) return pipeline;
+    if (lost)
+      fail(error_id::peer_lost,
+           "rank " + std::to_string(peer) +
+               " is gone, before NCCL's communicator was open on all ranks; look for its error",
+           {.rank = peer});
     if (late)
       fail(error_id::timeout_peer,
            "ncclCommInitRankConfig on rank " + std::to_string(rank) +
                " was not done by the deadline: not all ranks opened NCCL's communicator" +
-               nccl_timeout_text(options.timeout),
-           {.rank = rank});
+               nccl_timeout_text(options.timeout));
     std::this_thread::sleep_for(polling.next());
   }
 }
