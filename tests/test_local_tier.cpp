@@ -1260,6 +1260,11 @@ TEST_CASE("the figures of a save that was held, and went to the store at close()
 TEST_CASE("a store that fails costs training nothing, and the tier keeps what it did not get") {
   scratch_directory memory("/dev/shm");
   process_ranks one(1);
+  std::uint64_t every = 2;
+  SUBCASE("where some saves go there") {}
+  SUBCASE("where each save goes there") {
+    every = 1;
+  }
   const auto tier = memory.path() + "/tier";
   const auto ends = one.run([=](rank_process&) {
     std::vector<float> w(10'000);
@@ -1267,7 +1272,7 @@ TEST_CASE("a store that fails costs training nothing, and the tier keeps what it
     state.tensor("w", w, {10'000});
     const auto gate = std::make_shared<gated_store::gate>();
     gated_store store(gate);
-    cairn::checkpointer ckpt{store, cairn::local_tier{tier}, cairn::persist{.every = 2},
+    cairn::checkpointer ckpt{store, cairn::local_tier{tier}, cairn::persist{.every = every},
                              cairn::checkpointer_options{.quiet = true}};
     ckpt.prepare(state);
     gate->refuses = true;
@@ -1483,6 +1488,40 @@ TEST_CASE("a store that hangs is told once a save is due, and again after 8 and 
     CHECK(told().size() == 3);
   }
 }
+TEST_CASE("with strict, failures of the store count, and saves that are only held end no row of them") {
+  scratch_directory memory("/dev/shm");
+  const auto gate = std::make_shared<gated_store::gate>();
+  std::vector<float> w(10'000);
+  cairn::state_dict state;
+  state.tensor("w", w, {10'000});
+  cairn::checkpointer ckpt{gated_store(gate), cairn::local_tier{memory.path() + "/tier"},
+                           cairn::persist{.every = 2, .strict = true},
+                           cairn::checkpointer_options{.max_consecutive_failures = 2, .quiet = true}};
+  ckpt.prepare(state);
+  const auto let = [&](bool through) { gate->set([&](auto& g) { g.open = through, g.refuses = true; }); };
+  std::vector<cairn::error_id> thrown;
+  for (std::int64_t step = 1; step <= 5; ++step) {
+    let(false);  // what the store says of a save comes after its save()
+    std::optional<cairn::save_handle> save;
+    try {
+      save = ckpt.save(state, step);
+    } catch (const cairn::error& e) {
+      thrown.push_back(e.id());
+    }
+    let(true);
+    if (!save) continue;
+    save->wait_held();
+    try {
+      save->wait();
+      CHECK_FALSE(save->report().persisted);
+    } catch (const cairn::storage_error&) {
+      CHECK(save->report().persisted);
+    }
+  }
+  CHECK(thrown == std::vector{cairn::error_id::storage_io, cairn::error_id::usage_too_many_failures});
+  CHECK_THROWS_AS(ckpt.close(), cairn::storage_error);
+}
+
 TEST_CASE(
     "saves go to the store by their number, or when so much time has passed, by what all ranks agree on") {
   using cairn::detail::persist_schedule;

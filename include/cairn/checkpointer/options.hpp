@@ -44,7 +44,9 @@ struct checkpointer_options {
   /// until the worker has the save. After that the save survives the end of the trainer at any moment.
   /// The worker has the save long before everything is copied, unless the store hangs. 0: do not wait.
   std::chrono::nanoseconds handover_timeout = std::chrono::seconds(5);
-  /// After so many failed saves in a row, save() throws, when its own save is under way; 0: never.
+  /// After so many failed saves in a row, save() throws, when its own save is under way; 0: never. With persist{}, what the
+  /// store does not take counts only where `strict` says so: else a save that the tier holds has not failed, whatever
+  /// `every` is. With `strict` a save that is only held ends no row.
   int max_consecutive_failures = 3;
   /// Who computes digests: true: the writer, after save() has returned; false: the copy, in the same pass. Left
   /// out: the writer where save() waits for the copy and for nothing after it; the copy with overlapped{} and

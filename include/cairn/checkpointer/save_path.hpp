@@ -113,7 +113,7 @@ class save_path {
     progress->note([&](save_report& r) { r = report; });
     progress->on_end(
         [shared = services_, aside = seconds_since(begun)](save_report& r, const std::exception_ptr& why) {
-          shared->ended(r, why, nullptr, aside);
+          shared->ended(r, why, nullptr, true, aside);
         });
     saves_.make_room();
     services_->begun({report.step, job->context.attempt});
@@ -259,7 +259,7 @@ class save_path {
       }
       saves_.make_room();
       save.progress->on_end(
-          [shared = services_, &notes = save.progress->notes(), frozen = frozen_, begun = save.begin,
+          [shared = services_, &progress = *save.progress, frozen = frozen_, begun = save.begin,
            waits = executor_.runs_in_caller(),
            attempt = save.context.attempt](save_report& report, const std::exception_ptr& why) {
             if (waits) report.blocked_seconds = seconds_since(begun);
@@ -268,7 +268,7 @@ class save_path {
                   "two saves in a row that linked the files of frozen items have failed: this checkpointer "
                   "links nothing any more, and every save writes them",
                   why);
-            shared->ended(report, why, notes.journal.get());
+            shared->ended(report, why, progress.notes().journal.get(), progress.in_tier());
           });
     } catch (...) {
       frozen_->forget();  // link_unchanged may have seen a change, which it tells once

@@ -121,8 +121,11 @@ class save_services {
   void stop_scrubbing(deadline until) noexcept {
     if (retaining_ != nullptr) retaining_->stop_scrubbing(until);
   }
-  /// Called once for each save, when it ends. `aside`: seconds that it was only held before it went to the store.
-  void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal,
+  /// Saves that a tier holds have not failed, whatever the store says. Before the first save.
+  void count_by_tier() noexcept { by_tier_ = true; }
+  /// Called once for each save, when it ends. `in_tier`: a tier holds it, or is about to. `aside`: seconds that it was
+  /// only held before it went to the store.
+  void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal, bool in_tier,
              double aside = 0) noexcept {
     if (failure == nullptr && !report.persisted) return held(report, journal);
     if (failure == nullptr) {
@@ -142,7 +145,7 @@ class save_services {
     } catch (...) {
       // Out of memory for a trace: the save is worth more.
     }
-    note(failure);
+    if (failure == nullptr || !by_tier_ || !in_tier) note(failure);
     if (failure == nullptr)
       reporter_.saved(report, spans);
     else
@@ -189,7 +192,7 @@ class save_services {
     } catch (...) {  // as above
     }
     if (retaining_ != nullptr) retaining_->held(report.step);
-    note(nullptr);
+    if (by_tier_) note(nullptr);
     reporter_.held(report, !held_reported_.exchange(true), spans);
   }
   void note(const std::exception_ptr& failure) noexcept {
@@ -226,6 +229,7 @@ class save_services {
   std::mutex life_mutex_;
   bool life_shown_ = false;
   std::shared_ptr<void> life_;  ///< of rank 0: shows that the run lives
+  bool by_tier_ = false;
   int failures_ = 0;
   std::exception_ptr last_failure_;
   owned<retaining> retaining_;  ///< null: another rank's, or there is no policy

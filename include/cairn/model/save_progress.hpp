@@ -94,6 +94,8 @@ class save_progress {
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
   /// True after set_held() without a reason.
   [[nodiscard]] bool held() const noexcept;
+  /// True from begin_holding() on, unless set_held() gave a reason.
+  [[nodiscard]] bool in_tier() const noexcept;
   /// True after set_redundant(true).
   [[nodiscard]] bool redundant() const noexcept;
   /// True after set_committed().

@@ -34,6 +34,7 @@ class composed_tier_parts final : public tier_parts {
         std::move(services), group);
   }
   [[nodiscard]] owned<tier_saves> saves(std::shared_ptr<save_services> services) override {
+    if (persisting_ && !persisting_->strict) services->count_by_tier();
     return make_owned<held_saves<>>(tier_, persisting_, std::move(services), std::move(spread_),
                                     std::move(redundancy_));
   }

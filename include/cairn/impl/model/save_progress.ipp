@@ -150,6 +150,11 @@ CAIRN_BODY bool save_progress::held() const noexcept {
   return held_;
 }
 
+CAIRN_BODY bool save_progress::in_tier() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return holding_ && not_held_ == nullptr;
+}
+
 CAIRN_BODY bool save_progress::redundant() const noexcept {
   const std::lock_guard lock(mutex_);
   return pieces_ == pieces::made;
