@@ -5,6 +5,7 @@
 #include <cairn/cairn.hpp>
 #include <cairn/checkpointer/group_loading.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/model/save_progress.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 #include <cairn/system/late_notice.hpp>
 
