@@ -111,7 +111,7 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
   lines.end_progress();
   if (json) return status;
   for (const auto step : uncommitted_steps(store, steps)) {
-    const auto why = interruption(store, step);
+    const auto why = interruption(store, step, tools::directory_of(url).has_value());
     std::printf("step %lld  %s\n", static_cast<long long>(step),
                 why.empty() ? "is not committed: being saved, or interrupted" : why.c_str());
   }

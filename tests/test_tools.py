@@ -291,6 +291,28 @@ def check_copy(root, directory, server):
     run(INSPECT, stopped, status=NOTHING_THERE)
 
 
+def check_under_way(server):
+    """A save on its way to a bucket is not called interrupted: nobody sees there whose uploads are."""
+    url = server.url("under-way")
+    server.tell("fault gather CompleteMultipartUpload all key=rank- count=1000 ms=600000")  # no upload completes
+    big = ["--layers", "4", "--width", "256", "--heads", "2", "--context", "16", "--text", TEXT]
+    trainer = subprocess.Popen([TRAIN, *big, "--every", "1", "--steps", "2", "--ranks", "1", "--mode", "thread", "--store", url],
+                               stdout=subprocess.DEVNULL)
+    try:
+        told = ""
+        while not re.search("^step 1  ", told, re.MULTILINE):
+            assert trainer.poll() is None, told
+            told = programs.run(INSPECT, url, status=NOTHING_THERE)
+        expect(told, "^step 1  is not committed: being saved, or interrupted$")
+        watched = programs.run(INSPECT, url, "--watch", "--stale-after", 0, "--for", 3)
+        expect(watched, "^step 1  is being saved, or was interrupted: it has unfinished uploads")
+        assert "stale" not in watched, watched
+    finally:
+        trainer.kill()
+        trainer.wait()
+        server.tell("clear-faults")
+
+
 def check_output(root, directory):
     """What a program found and could not write down is told by its status."""
     def ends(program, *arguments, status=UNREADABLE):
@@ -680,6 +702,9 @@ def main():
         check_prune(root, directory, server)
         check_scavenge(root)
     server.close()
+    server = Server()  # one on which nothing is left under way
+    check_under_way(server)
+    server.process.kill()
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ inline std::string damage_listed(store_type& store, const cairn::manifest& m) {
 }
 
 /// A directory of a step that holds no checkpoint: why, or an empty text while a save may be at work in it.
-inline std::string interruption(store_type& store, std::int64_t step) {
+inline std::string interruption(store_type& store, std::int64_t step, bool is_directory) {
   const auto prefix = cairn::step_directory(step) + "/";
   for (const auto& object : store.list(prefix)) {
     const std::string_view name = std::string_view(object.key).substr(prefix.size());
@@ -95,7 +95,8 @@ inline std::string interruption(store_type& store, std::int64_t step) {
     if (parsed && parsed->kind == cairn::object_kind::aborted) return "failed: nothing was committed";
   }
   const auto parts = store.leftovers(prefix).size();
-  if (parts == 0) return {};
+  // Who writes a file has it locked; a bucket does not tell whose uploads are.
+  if (parts == 0 || !is_directory) return {};
   return "was interrupted: " + count_text(parts, "unfinished file") + ", no manifest";
 }
 

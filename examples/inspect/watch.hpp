@@ -38,7 +38,8 @@ struct watch_options {
 struct attempt_files {
   bool alive = false;  ///< a writer is known to live
   std::uint64_t bytes = 0;
-  double age = 0;  ///< seconds since the last change
+  std::size_t uploads = 0;  ///< unfinished ones, of a bucket
+  double age = 0;           ///< seconds since the last change
 };
 
 /// What a store shows of steps that are not committed; a directory shows more than a bucket.
@@ -100,11 +101,13 @@ class attempt_view {
     found.alive = open > store_.leftovers(cairn::step_directory(step) + "/").size();
     return found;
   }
-  /// A bucket does not tell whose writers live, nor, here, when an object changed: what changes is alive.
+  /// A bucket does not tell whose writers live, nor, here, when an object changed: what changes is alive, and uploads may
+  /// be.
   [[nodiscard]] attempt_files files_in_bucket(std::int64_t step) {
     attempt_files found;
     const auto prefix = cairn::step_directory(step) + "/";
-    std::size_t objects = store_.leftovers(prefix).size();
+    found.uploads = store_.leftovers(prefix).size();
+    auto objects = found.uploads;
     for (const auto& object : store_.list(prefix)) found.bytes += object.bytes, ++objects;
     auto& before = seen_[step];
     if (before.objects != objects || before.bytes != found.bytes)
@@ -225,13 +228,17 @@ class watcher {
     const auto files = attempts_.files_of(step);
     const bool old = files.age >= options_.stale_seconds;
     const bool alive = files.alive && (attempts_.is_directory() || !old);
-    const auto why = alive ? std::string() : interruption(store_, step);
-    const bool whole_and_old = why.empty() && !alive && old;
+    const auto why = alive ? std::string() : interruption(store_, step, attempts_.is_directory());
+    const bool unknown = why.empty() && !alive && files.uploads != 0;
+    const bool whole_and_old = why.empty() && !alive && old && !unknown;
     const auto size = " (" + size_text(files.bytes) + ")";
     if (!why.empty())
       tell(step, why);
     else if (whole_and_old)
       tell(step, "is stale: written and not committed; a rank is missing, or the run ended");
+    else if (unknown)
+      tell(step,
+           "is being saved, or was interrupted: it has unfinished uploads, of which a bucket tells no more");
     else
       tell(step, "is being saved");
     auto& list = why.empty() && !whole_and_old ? saving : stale;
