@@ -930,8 +930,10 @@ TEST_CASE("an import into a bucket that is killed at any named point has made a 
     CHECK(made.list() == (point.committed ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{}));
     if (!point.committed) CHECK(cairn::import_safetensors(files, to).complete);
     CHECK(cairn::verify_checkpoint(made, 0).good());
-    cairn::readable_checkpoint copy{made, 0}, was{files};
-    CHECK(cairn::compare_checkpoints(copy, was).equal());
+    {
+      cairn::readable_checkpoint copy{made, 0}, was{files};
+      CHECK(cairn::compare_checkpoints(copy, was).equal());
+    }  // and with it the lease on what it read
     // Of an import that died after its commit the announcement is left, which the next run removes.
     if (point.committed) cairn::checkpoint_catalog(to).clean({7, 7});
     CHECK(server.objects().uploads() == 0);
