@@ -411,7 +411,9 @@ TEST_CASE("prepare() asks for the room of pieces as well as of images, and count
     const thread_link_group links(2);
     std::atomic<int> refused{0};
     std::atomic<int> redundant{0};
+    std::barrier together(2);
     on_all_ranks(2, [&](int rank) {
+      in_step step_by_step(together);
       std::vector<float> w(elements);
       state_dict state;
       state.tensor("w", w, shard{{2 * elements}, {rank * elements}});
@@ -429,6 +431,7 @@ TEST_CASE("prepare() asks for the room of pieces as well as of images, and count
         return;
       }
       if (saves) redundant += ckpt.save(state, 1).wait_redundant(std::chrono::minutes(2));
+      step_by_step.meet();  // whoever ends tells the others nothing more
     });
     CHECK(redundant == (saves ? 2 - refused : 0));
     return refused == 0;
