@@ -1530,6 +1530,13 @@ TEST_CASE(
   for (std::uint64_t count = 1; count <= 12; ++count)
     if (third.asks(count) && third.goes(count, count == 6 || count == 7, 0)) went.push_back(count);
   CHECK(went == std::vector<std::uint64_t>{3, 8, 11});
+  // What the store lacks goes besides.
+  persist_schedule behind({.every = 3});
+  behind.store_lacks_step();
+  went.clear();
+  for (std::uint64_t count = 1; count <= 7; ++count)
+    if (behind.asks(count) && behind.goes(count, count == 1, 0)) went.push_back(count);
+  CHECK(went == std::vector<std::uint64_t>{2, 3, 6});
   // Saves at every second, then ten times as often.
   persist_schedule minute({.every = 1, .seconds = 60});
   went.clear();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 namespace cairn {
 inline namespace v1 {
@@ -33,9 +34,9 @@ class persist_schedule {
       next_ = count + static_cast<std::uint64_t>(std::clamp(left / 2, 1.0, saves));
       return false;
     }
-    lacks_step_ = false;
     went_ = count;
-    next_ = count + how_.every;
+    // The save that brings what the store lacked comes besides.
+    next_ = std::exchange(lacks_step_, false) && count < how_.every ? how_.every : count + how_.every;
     return true;
   }
 
