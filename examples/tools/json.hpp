@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What programs print with --json: an object on each line.
-#include <cairn/model/item.hpp>
+#include <cairn/model/json_text.hpp>
 
 #include <cmath>
 #include <cstdint>
@@ -18,23 +18,9 @@ inline constexpr const char* json_help = "results as JSON, an object on each lin
 /// A text between quotation marks. In place of each byte that is no UTF-8, which a path may have, is U+FFFD: a reader refuses the
 /// whole line otherwise.
 inline std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  while (!text.empty()) {
-    const auto bytes = cairn::detail::utf8_bytes(text);
-    const auto byte = static_cast<unsigned char>(text[0]);
-    if (bytes == 0) {
-      out += "\\ufffd";
-    } else if (byte < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(byte));
-      out += escaped;
-    } else {
-      if (byte == '"' || byte == '\\') out += '\\';
-      out += text.substr(0, bytes);
-    }
-    text.remove_prefix(bytes == 0 ? 1 : bytes);
-  }
-  return out + '"';
+  std::string out;
+  cairn::detail::append_json(out, text);
+  return out;
 }
 
 /// One object, member by member.

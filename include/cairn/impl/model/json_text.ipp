@@ -27,7 +27,7 @@ CAIRN_BODY void append_json(std::string& out, std::string_view text) {
     out.append(text.substr(plain, i - plain));
     plain = ++i;
     if (bytes == 0) {
-      out.append("\xef\xbf\xbd");
+      out.append("\\ufffd");
     } else if (c == '"' || c == '\\') {
       out += '\\';
       out += static_cast<char>(c);
