@@ -50,6 +50,10 @@ inline constexpr int file_has_ended = -1;
 [[nodiscard]] int allocate_file(int file, std::uint64_t bytes) noexcept;
 /// Images in memory are whole huge pages.
 inline constexpr std::uint64_t tier_image_unit = std::uint64_t{2} << 20;
+/// What an image of so many bytes takes in memory. A rank that has nothing to write has one, too, and nothing cannot be mapped.
+[[nodiscard]] constexpr std::uint64_t tier_image_size(std::uint64_t bytes) noexcept {
+  return bytes == 0 ? tier_image_unit : (bytes + tier_image_unit - 1) / tier_image_unit * tier_image_unit;
+}
 /// The same for a new file, which becomes so long: on a tmpfs in huge pages where the kernel makes them (MADV_COLLAPSE, Linux
 /// 6.1): a quarter of the time, and reading, mapping and removing it take less, too. Where it fails the file takes no room.
 [[nodiscard]] int allocate_new_file(int file, std::uint64_t bytes) noexcept;

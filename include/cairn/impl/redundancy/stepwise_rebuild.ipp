@@ -40,9 +40,7 @@ class new_slot {
   new_slot(std::shared_ptr<tier_files> files, const std::string& directory, std::int32_t rank,
            std::uint64_t bytes)
       : files_(std::move(files)) {
-    // As tier_slots allocates it: a rank that had nothing to write has an image, too.
-    if (lies_in_memory(directory))
-      bytes = std::max<std::uint64_t>(1, (bytes + tier_image_unit - 1) / tier_image_unit) * tier_image_unit;
+    if (lies_in_memory(directory)) bytes = tier_image_size(bytes);
     check_memory(directory, bytes);
     for (;; ++number_) {
       path_ = directory + "/" + slot_name(rank, number_);

@@ -206,9 +206,7 @@ CAIRN_BODY void tier_slots::remove_of_lost_ranks(const std::vector<held_name>& h
 
 CAIRN_BODY std::shared_ptr<shared_segment> tier_slots::allocate(std::int32_t number,
                                                                 std::uint64_t bytes) const {
-  // A rank that has nothing to write has an image, too, and nothing cannot be mapped.
-  const std::uint64_t rounded =
-      std::max<std::uint64_t>(1, (bytes + tier_image_unit - 1) / tier_image_unit) * tier_image_unit;
+  const auto rounded = tier_image_size(bytes);
   const auto file_name = directory_.path(slot_name(directory_.user().rank, number));
   directory_.files().remove(file_name);  // first: a smaller one that it replaces has room that counts
   directory_.check_room(rounded);
