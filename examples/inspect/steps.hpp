@@ -94,9 +94,10 @@ inline std::string interruption(store_type& store, std::int64_t step, bool is_di
     const auto parsed = cairn::parse_object(name);
     if (parsed && parsed->kind == cairn::object_kind::aborted) return "failed: nothing was committed";
   }
-  const auto parts = store.leftovers(prefix).size();
   // Who writes a file has it locked; a bucket does not tell whose uploads are.
-  if (parts == 0 || !is_directory) return {};
+  if (!is_directory) return {};
+  const auto parts = store.leftovers(prefix).size();
+  if (parts == 0) return {};
   return "was interrupted: " + count_text(parts, "unfinished file") + ", no manifest";
 }
 

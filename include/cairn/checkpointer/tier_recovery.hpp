@@ -229,8 +229,8 @@ class tier_recovery final : public tier_loads {
     for (auto step = stored.rbegin(); step != stored.rend(); ++step) try {
         return services_->reader().run_of(*step);
       } catch (const corrupt_error&) {
-      } catch (const storage_error&
-                   e) {  // a store that does not answer now may have a newer one than this host knows of
+      } catch (const storage_error& e) {
+        // A store that does not answer now may have a newer one than this host knows of.
         if (e.id() != error_id::storage_not_committed) throw;
       }
     return std::nullopt;
