@@ -70,6 +70,7 @@ CAIRN_BODY void xml_reader::on_start(void* self, const char* name, const char**)
     if (++r.elements_ > max_elements) return r.refuse("it has too many elements");
     std::string_view local(name);
     if (const auto colon = local.rfind(':'); colon != std::string_view::npos) local.remove_prefix(colon + 1);
+    if (local.empty()) return r.refuse("an element has no name behind its colon");
     ++r.depth_;
     if (r.depth_ == 1) {
       r.root_.name = local;
