@@ -46,7 +46,7 @@ class rename {
 };
 
 /// What becomes of a number that the dtype of the state has no room for: `as_ieee`: infinity, for F8_E4M3 NaN; `largest`:
-/// the largest finite number.
+/// the largest finite number. An infinity that was stored is such a number for F8_E4M3 alone: the others have room for it.
 enum class overflow : unsigned char { as_ieee, largest };
 
 /// For load: converts items between F64, F32, F16, BF16, F8_E4M3 and F8_E5M2 where the checkpoint has another dtype

@@ -108,7 +108,23 @@ void from_float(const float* from, std::byte* to, std::size_t elements) noexcept
                                : std::numeric_limits<float>::max();
 }
 
-/// By way of floats, a few at a time. Saturating where `Largest`.
+/// By their bits, as in finite.hpp.
+[[nodiscard]] inline bool is_infinite_float(const float& value) noexcept {
+  return (std::bit_cast<std::uint32_t>(value) & 0x7fffffffu) == 0x7f800000u;
+}
+/// Whether element `i` was stored as an infinity; `value` is what it is as a float.
+template <dtype From>
+[[nodiscard]] bool was_infinite(const std::byte* from, std::size_t i, const float& value) noexcept {
+  if constexpr (From == dtype::f64) {  // what is finite may have become infinite on its way
+    double stored;
+    std::memcpy(&stored, from + i * sizeof stored, sizeof stored);
+    return is_infinite(stored);
+  } else {
+    return is_infinite_float(value);
+  }
+}
+
+/// By way of floats, a few at a time. Saturating where `Largest`: infinities that were stored stay where `To` has them.
 template <dtype From, dtype To, bool Largest>
 void convert_elements(const std::byte* from, std::byte* to, std::size_t elements) noexcept {
   constexpr std::size_t most = 512;
@@ -120,7 +136,8 @@ void convert_elements(const std::byte* from, std::byte* to, std::size_t elements
     to_float<From>(from, values.data(), n);
     if constexpr (Largest)
       for (std::size_t i = 0; i < n; ++i)
-        if (values[i] > largest_of(To) || values[i] < -largest_of(To))  // a NaN is neither
+        if ((values[i] > largest_of(To) || values[i] < -largest_of(To)) &&  // a NaN is neither
+            (To == dtype::f8_e4m3 || !was_infinite<From>(from, i, values[i])))
           values[i] = std::copysign(largest_of(To), values[i]);
     from_float<To>(values.data(), to, n);
     from += n * from_bytes, to += n * to_bytes;
