@@ -9,6 +9,7 @@
 #include <cairn/storage/commit/restart_notes.hpp>
 #include <cairn/storage/manifest/names.hpp>
 
+#include "support/faulty_store.hpp"
 #include "support/scratch_directory.hpp"
 
 #include <sys/mman.h>
@@ -541,6 +542,28 @@ TEST_CASE("a run whose saves the store fails counts for nothing against its chec
     }
   }
   CHECK(r.crash() == 20);
+}
+
+TEST_CASE("a run whose save is too slow for the store's sake counts for nothing against its checkpoint") {
+  const auto outcome = [](cairn::error_id how) {
+    runs r;
+    for (const std::int64_t step : {10, 20}) r.save(step);
+    for (int i = 0; i < 3; ++i) {
+      const auto faults = std::make_shared<cairn_test::store_faults>();
+      faults->fail_at(cairn_test::store_call::create, 0, true, false, how);
+      try {
+        cairn::checkpointer ckpt{cairn_test::faulty_store(r.store, faults), r.told, r.options};
+        CHECK(ckpt.resume(r.m.state) == 20);
+        const auto save = ckpt.save(r.m.state, 30);
+        CHECK_THROWS_AS(save.wait(), cairn::timeout_error);
+        throw std::runtime_error("the job is killed");
+      } catch (const std::runtime_error&) {
+      }
+    }
+    return r.crash();
+  };
+  CHECK(outcome(cairn::error_id::timeout_write) == 20);
+  CHECK(outcome(cairn::error_id::timeout_staging) == 10);  // training's doing, or another rank's
 }
 
 TEST_CASE("a run that an exception ends in mid-save counts against its checkpoint") {

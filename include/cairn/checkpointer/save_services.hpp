@@ -170,6 +170,8 @@ class save_services {
     } catch (const storage_error& e) {
       return e.id() != error_id::storage_aborted && e.id() != error_id::storage_device &&
              e.id() != error_id::storage_out_of_memory;
+    } catch (const timeout_error& e) {
+      return e.id() == error_id::timeout_write;  // the others wait for training, or for other ranks
     } catch (...) {
       return false;
     }
