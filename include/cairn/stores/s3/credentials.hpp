@@ -124,15 +124,15 @@ class credential_cache {
     std::uint64_t number = 0;  ///< of the refresh that gave them
   };
   /// `clock`: the store's. `refused`: the number of credentials that the server refused; those are not given
-  /// again. @throws storage_permission
-  [[nodiscard]] taken get(s3_clock& clock, std::optional<std::uint64_t> refused = {});
+  /// again. `skew`: the server's clock, by which they expire, less this one, in seconds. @throws storage_permission
+  [[nodiscard]] taken get(s3_clock& clock, std::optional<std::uint64_t> refused = {}, std::int64_t skew = 0);
   [[nodiscard]] const s3_credential_source& source() const noexcept { return source_; }
 
  private:
   s3_credential_source source_;
   std::mutex mutex_;
   taken current_;
-  std::int64_t again_ = 0;  // not before that time, by the clock
+  s3_clock::time_point again_;  // not before
 };
 
 }  // namespace detail

@@ -96,7 +96,7 @@ CAIRN_BODY void s3_call::make() {
   refusal_ = {};
   document_.reset();
   epoch_ = transport_.window().epoch();
-  taken_ = service_->credentials.get(*service_->clock, refused_credentials_);
+  taken_ = service_->credentials.get(*service_->clock, refused_credentials_, service_->skew.load());
   refused_credentials_.reset();
   const auto now = service_->clock->unix_time();
 

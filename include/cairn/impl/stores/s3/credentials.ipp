@@ -206,9 +206,10 @@ CAIRN_BODY void s3_credential_source::check(const s3_credentials& c) {
 namespace detail {
 
 CAIRN_BODY credential_cache::taken credential_cache::get(s3_clock& clock,
-                                                         std::optional<std::uint64_t> refused) {
+                                                         std::optional<std::uint64_t> refused,
+                                                         std::int64_t skew) {
   const std::lock_guard lock(mutex_);
-  const auto now = clock.unix_time();
+  const auto now = clock.unix_time() + skew;
   // A machine's metadata service has the next ones five minutes before.
   const bool given = source_.which() == s3_credential_source::kind::callback ||
                      source_.which() == s3_credential_source::kind::trainer;
@@ -217,20 +218,21 @@ CAIRN_BODY credential_cache::taken credential_cache::get(s3_clock& clock,
   if (current_.number == 0 || expired || refused == current_.number) {
     const bool was_refused = current_.number != 0 && refused == current_.number;
     const bool good = current_.number != 0 && !was_refused && current_.credentials.expires > now;
-    if (good && now < again_) return current_;
-    // Nothing else moves while it is asked: that takes half of the time at most.
     const auto begun = clock.now();
-    const auto pause = [&](std::int64_t least) {
-      const auto took = std::chrono::ceil<std::chrono::seconds>(clock.now() - begun).count();
-      again_ = clock.unix_time() + std::max<std::int64_t>(least, took);
+    if (good && begun < again_) return current_;
+    // Nothing else moves while it is asked: that takes half of the time at most.
+    const auto pause = [&](std::chrono::seconds least) {
+      const auto ended = clock.now();
+      again_ = ended + std::max<s3_clock::time_point::duration>(least, ended - begun);
     };
     try {
       auto fresh = source_.get(was_refused);
       current_ = {std::move(fresh), current_.number + 1};
-      pause(1);  // those that last for less than `early` are not asked for by each request
+      // Those that last for less than `early` are not asked for by each request.
+      pause(std::chrono::seconds(1));
     } catch (const error&) {
       if (!good) throw;
-      pause(5);
+      pause(std::chrono::seconds(5));
     }
   }
   return current_;

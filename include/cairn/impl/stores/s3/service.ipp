@@ -35,8 +35,8 @@ CAIRN_BODY s3_service::s3_service(s3_options o, s3_credential_source source, std
 CAIRN_BODY secret_bytes s3_service::answer(std::span<const std::byte> question) {
   std::uint64_t without = 0;
   if (question.size() == sizeof without) std::memcpy(&without, question.data(), sizeof without);
-  const auto now =
-      credentials.get(*clock, without != 0 ? std::optional<std::uint64_t>(without) : std::nullopt);
+  const auto now = credentials.get(
+      *clock, without != 0 ? std::optional<std::uint64_t>(without) : std::nullopt, skew.load());
   return s3_credential_source::encode(now.credentials, now.number);
 }
 
