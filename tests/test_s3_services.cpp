@@ -18,20 +18,66 @@
 #include <support/scratch_directory.hpp>
 #include <support/tls_front.hpp>
 
+#include <dlfcn.h>
+#include <netdb.h>
+
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
+
+namespace {
+/// Names whose resolver does not answer until it is let go, or a minute has passed.
+class slow_names_t {
+ public:
+  const std::string domain = ".slow.test";
+  /// In the resolver.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    ++asked_;
+    changed_.wait_for(lock, std::chrono::minutes(1), [&] { return let_go_; });
+    ++answered_;
+    changed_.notify_all();
+  }
+  /// Whether none was answered before; waits until all are.
+  [[nodiscard]] bool let_go() {
+    std::unique_lock lock(mutex_);
+    const bool none = answered_ == 0;
+    let_go_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return answered_ == asked_; });
+    return none;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool let_go_ = false;
+  int asked_ = 0, answered_ = 0;
+} slow_names;
+}  // namespace
+
+/// libcurl's, before libc's.
+extern "C" int getaddrinfo(const char* name, const char* service, const addrinfo* hints, addrinfo** found) {
+  if (name != nullptr && std::string_view(name).ends_with(slow_names.domain)) {
+    slow_names.wait();
+    return EAI_AGAIN;
+  }
+  static const auto next = reinterpret_cast<decltype(&getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  return next(name, service, hints, found);
+}
 
 namespace {
 using namespace cairn_test;
@@ -601,6 +647,14 @@ TEST_CASE("credentials expire by the service's clock, however wrong this host's 
   store.put_new("object", pattern(100));
   for (int i = 0; i < 5; ++i) CHECK(store.size("object") == 100);
   CHECK(asked == 1);
+}
+
+TEST_CASE("a service of credentials whose name nobody resolves is given up in time") {
+  const auto answer = cairn::detail::ask_once({.url = "http://credentials" + slow_names.domain + "/",
+                                               .connect_timeout = std::chrono::milliseconds(100),
+                                               .timeout = std::chrono::milliseconds(100)});
+  CHECK_FALSE(answer.has_value());
+  CHECK(slow_names.let_go());
 }
 
 TEST_CASE("a container's credentials: its token is read anew, and sent to nobody else") {

@@ -57,6 +57,7 @@ CAIRN_BODY std::optional<one_answer> ask_once(const one_request& request) {
   ::curl_easy_setopt(e, CURLOPT_URL, request.url.c_str());
   ::curl_easy_setopt(e, CURLOPT_HTTPHEADER, list);
   ::curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+  ::curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L);  // else its end waits for the resolver
   ::curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 0L);
   ::curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
   if (request.direct) ::curl_easy_setopt(e, CURLOPT_NOPROXY, "*");
