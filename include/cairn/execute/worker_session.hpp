@@ -103,7 +103,9 @@ class worker_session {
   [[nodiscard]] any_writer writer(writer_maker maker, const std::vector<std::byte>& description);
 
  private:
-  static constexpr std::chrono::seconds answer_timeout{30};
+  // A store may show no sign of life meanwhile: with the 8 s between two signs, and the request for the next, less than the
+  // 30 s after which others take this process for dead.
+  static constexpr std::chrono::seconds answer_timeout{10};
   [[nodiscard]] static std::uint64_t question_of(const secret_bytes& answer) noexcept;
   struct remote_backing final : image_backing {
     remote_backing(worker_session& from, std::uint64_t of, std::shared_ptr<shared_segment> keeps)
