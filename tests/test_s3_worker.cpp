@@ -66,6 +66,7 @@ struct standing_clock : cairn::s3_clock {
   [[nodiscard]] std::int64_t unix_time() noexcept override {
     return begun + std::chrono::floor<std::chrono::seconds>(passed.load()).count();
   }
+  [[nodiscard]] std::chrono::nanoseconds suspended() noexcept override { return 0ns; }
   void pass(std::chrono::nanoseconds time) noexcept { passed = passed.load() + time; }
   const std::int64_t begun = static_cast<std::int64_t>(std::time(nullptr));
   std::atomic<std::chrono::nanoseconds> passed{0ns};
@@ -519,6 +520,15 @@ TEST_CASE(
   REQUIRE(await([&] { return one.server.count("UploadPart") > signs + 1; }));
   CHECK_FALSE(one.lease.held());
   CHECK(one.other.live_writers("lease-").size() == 1);
+}
+
+TEST_CASE("a lease of a host that was suspended for long says that others may have taken it for dead") {
+  leased one;
+  one.server.faults.add("error UploadPart all status=503 code=SlowDown");
+  one.clock->asleep = std::chrono::nanoseconds(29s).count();
+  CHECK(one.lease.held());
+  one.clock->asleep = std::chrono::nanoseconds(31s).count();
+  CHECK_FALSE(one.lease.held());
 }
 
 TEST_CASE("a sign of life whose first answer was lost is shown once, and taken back as a whole") {

@@ -17,8 +17,12 @@ struct quick_clock : cairn::s3_clock {
     skipped += wanted.count();
     return std::chrono::nanoseconds(0);
   }
+  [[nodiscard]] std::chrono::nanoseconds suspended() noexcept override {
+    return std::chrono::nanoseconds(asleep.load());
+  }
   [[nodiscard]] double random() noexcept override { return static_cast<double>(next++ % 16) / 16; }
   std::atomic<std::int64_t> skipped{0};
+  std::atomic<std::int64_t> asleep{0};
   std::atomic<std::uint64_t> next{5};
 };
 

@@ -30,6 +30,8 @@ class s3_clock {
 
   /// For deadlines and pauses: never goes back. Any thread.
   [[nodiscard]] virtual time_point now() noexcept { return std::chrono::steady_clock::now(); }
+  /// How long the host has been suspended since it was booted: now() stands still meanwhile. Any thread.
+  [[nodiscard]] virtual std::chrono::nanoseconds suspended() noexcept;
   /// Seconds since 1970, for signatures. Any thread.
   [[nodiscard]] virtual std::int64_t unix_time() noexcept {
     return static_cast<std::int64_t>(std::time(nullptr));

@@ -69,6 +69,7 @@ class heartbeat {
   /// Ends uploads of which an answer that was lost would have told: they count like this one, and nobody else ends
   /// them.
   void end_others() noexcept;
+  /// With the time that the host was suspended: others count it.
   [[nodiscard]] s3_clock::time_point now() const noexcept;
 
   std::shared_ptr<s3_bucket> bucket_;

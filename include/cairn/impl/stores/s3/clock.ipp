@@ -14,6 +14,17 @@
 
 namespace cairn {
 inline namespace v1 {
+
+CAIRN_BODY std::chrono::nanoseconds s3_clock::suspended() noexcept {
+  const auto read = [](clockid_t which) {
+    timespec t{};
+    ::clock_gettime(which, &t);
+    return std::chrono::nanoseconds(std::chrono::seconds(t.tv_sec)) + std::chrono::nanoseconds(t.tv_nsec);
+  };
+  const auto running = read(CLOCK_MONOTONIC);
+  return read(CLOCK_BOOTTIME) - running;
+}
+
 namespace detail {
 
 CAIRN_BODY s3_deadline s3_deadline::on(std::shared_ptr<s3_clock> clock, deadline until) {

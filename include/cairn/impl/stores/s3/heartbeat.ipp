@@ -85,6 +85,7 @@ CAIRN_BODY std::string host_tag() {
 
 CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::string& key)
     : bucket_(std::move(bucket)), key_(key + "." + own_tag() + std::string(sign_ending)) {
+  const auto suspended = bucket_->client.service().clock->suspended();
   const auto call = bucket_->client.run(beginning());
   has_others_ = call->uncertain();
   try {
@@ -93,7 +94,7 @@ CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::st
     end_others();
     throw;
   }
-  seen_at_.store(call->sent_at());
+  seen_at_.store(call->sent_at() + suspended);
   end_others();
   // Where there is no thread, it is seen all the same, for a while.
   static_cast<void>(thread_.start("cairn heartbeat", [this] { repeat(); }));
@@ -121,7 +122,8 @@ CAIRN_BODY heartbeat::~heartbeat() {
 }
 
 CAIRN_BODY s3_clock::time_point heartbeat::now() const noexcept {
-  return bucket_->client.service().clock->now();
+  auto& clock = *bucket_->client.service().clock;
+  return clock.now() + clock.suspended();
 }
 
 CAIRN_BODY bool heartbeat::was_lost() const noexcept {
