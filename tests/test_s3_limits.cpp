@@ -590,6 +590,17 @@ TEST_CASE("a request that keeps failing ends by its deadline or its attempts, wi
   CHECK(server.count("PutObject") <= 31);
 }
 
+TEST_CASE("times without an end give up nothing") {
+  s3::server server{s3::quick_server()};
+  auto o = s3::own_bucket_at(server.endpoint());
+  o.timeout = o.completion_timeout = o.connect_timeout = o.max_pause = std::chrono::milliseconds::max();
+  o.stalled_after = std::chrono::seconds::max();
+  auto store = store_with(o, std::make_shared<quick_clock>());
+  server.faults.add("error PutObject first status=503 code=ServiceUnavailable");
+  store.put_new("object", pattern(100));
+  CHECK(server.count("PutObject") == 2);
+}
+
 TEST_CASE(
     "a service that asks to slow down gets half as many requests at a time, and then one more and more") {
   cairn::detail::request_window window(16);

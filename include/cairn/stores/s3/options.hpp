@@ -87,6 +87,7 @@ struct s3_options {
   std::uint64_t get_bytes = 0;   ///< most bytes that one ranged GET asks for; 0: from what the service shows
   std::uint64_t gap_bytes = std::uint64_t{32} << 10;  ///< ranges closer than this are fetched together
 
+  // Of the times that follow, what is longer than ten years is never.
   /// For making a connection; then another one is tried.
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
   /// After so long with less than 1 KiB/s, another connection is tried.

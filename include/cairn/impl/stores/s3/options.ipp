@@ -147,6 +147,12 @@ CAIRN_BODY s3_address resolve(s3_options& o) {
   if (o.connect_timeout.count() <= 0 || o.stalled_after.count() <= 0 || o.timeout.count() <= 0 ||
       o.completion_timeout.count() <= 0 || o.first_pause.count() < 0 || o.max_pause < o.first_pause)
     fail_s3_option("timeouts are positive, and max_pause is no shorter than first_pause");
+  // More is never: sums with times have room for it.
+  constexpr std::chrono::hours never(24 * 365 * 10);
+  for (auto* const time :
+       {&o.connect_timeout, &o.timeout, &o.completion_timeout, &o.first_pause, &o.max_pause})
+    *time = std::min<std::chrono::milliseconds>(*time, never);
+  o.stalled_after = std::min<std::chrono::seconds>(o.stalled_after, never);
   if (o.max_attempts == 0 || o.retry_burst == 0 || !(o.retry_rate > 0))
     fail_s3_option("max_attempts, retry_burst and retry_rate are positive");
   return a;
