@@ -6,6 +6,7 @@
 // each newer checkpoint, and reads only what changed.
 #include <cairn/cairn.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -46,9 +47,11 @@ class evaluator {
   /// Each checkpoint that is the newest while the one before was measured.
   void follow() {
     const cairn::stop_signal stop{SIGINT, SIGTERM};
-    auto steps = checkpointer_.follow({.gone_after = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                           std::chrono::duration<double>(wanted_.gone_after)),
-                                       .stop = [&] { return stop.requested(); }});
+    constexpr double never = 1e9;  // seconds; more has no room in nanoseconds
+    auto steps =
+        checkpointer_.follow({.gone_after = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                  std::chrono::duration<double>(std::min(wanted_.gone_after, never))),
+                              .stop = [&] { return stop.requested(); }});
     while (const auto step = steps.next()) {
       try {
         evaluate(*step);

@@ -541,10 +541,14 @@ TEST_CASE("a stop file asks to stop, and is looked for at intervals only") {
     CHECK(stop.requested());  // a request stays, whatever happens to the file
     CHECK(stop.count() == 1);
   }
-  const cairn::stop_signal seldom({SIGUSR1}, {path, std::chrono::hours(1)});
-  CHECK_FALSE(seldom.requested());
-  std::ofstream(path) << "by hand";
-  CHECK_FALSE(seldom.requested());
+  for (const auto every :
+       {std::chrono::nanoseconds(std::chrono::hours(1)), std::chrono::nanoseconds::max()}) {
+    const cairn::stop_signal seldom({SIGUSR1}, {path, every});
+    CHECK_FALSE(seldom.requested());
+    std::ofstream(path) << "by hand";
+    CHECK_FALSE(seldom.requested());
+    CHECK(std::filesystem::remove(path));
+  }
 }
 
 TEST_CASE(
@@ -1082,6 +1086,29 @@ TEST_CASE("a bar grows on a terminal while a save is written, and what happened 
   ::close(ends[0]);
   ::close(ends[1]);
   CHECK_THROWS_AS(cairn::progress_bar({.file = -1}), cairn::usage_error);
+}
+
+TEST_CASE("a bar that is never drawn anew is drawn once") {
+  int screen = -1;
+  int terminal = -1;
+  REQUIRE(::openpty(&screen, &terminal, nullptr, nullptr, nullptr) == 0);
+  {
+    cairn::progress_bar bar{{.file = terminal, .every = std::chrono::milliseconds::max()}};
+    const auto progress = std::make_shared<cairn::save_progress>(7);
+    const cairn::save_handle save{progress};
+    bar.observe({.kind = cairn::observation::event::began, .step = 7, .save = &save});
+    pollfd ready{screen, POLLIN, 0};
+    REQUIRE(::poll(&ready, 1, 20'000) == 1);
+    std::string text(4096, '\0');
+    const auto read = [&] {
+      return std::string_view(text.data(), static_cast<std::size_t>(std::max<ssize_t>(
+                                               ::read(screen, text.data(), text.size()), 0)));
+    };
+    CHECK(std::ranges::count(read(), '\r') == 1);
+    CHECK(::poll(&ready, 1, 100) == 0);
+  }
+  ::close(screen);
+  ::close(terminal);
 }
 
 TEST_CASE("a bar stays while a save is written that has become redundant meanwhile") {

@@ -167,8 +167,9 @@ class watcher {
       if (!saving.empty()) line += "; being saved: " + saving;
       if (!stale.empty()) line += "; stale: " + stale;
       std::printf("%s\n", line.c_str());
-      next_age_ =
-          clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.age_seconds * 1000));
+      constexpr double never = 1e9;  // seconds; more has no room in times
+      next_age_ = clock::now() + std::chrono::milliseconds(
+                                     static_cast<long long>(std::min(options_.age_seconds, never) * 1000));
     }
     std::fflush(stdout);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/manage/stop_signal.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 
@@ -70,7 +71,8 @@ CAIRN_BODY std::chrono::duration<double> stop_signal::since() const noexcept {
 CAIRN_BODY bool stop_signal::sees_file() const noexcept {
   const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
   auto next = next_look_.load();
-  if (now < next || !next_look_.compare_exchange_strong(next, now + file_.every.count())) return false;
+  const auto then = deadline::in(file_.every).time_point().time_since_epoch().count();
+  if (now < next || !next_look_.compare_exchange_strong(next, then)) return false;
   if (::access(file_.path.c_str(), F_OK) != 0) return false;
   detail::the_stop_state.note(0);
   return true;

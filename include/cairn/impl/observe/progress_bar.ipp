@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +75,8 @@ CAIRN_BODY progress_bar::progress_bar(progress_bar_options options) {
          "progress_bar needs an open file and a positive time between two drawings");
   shared_ = detail::make_shared<shared>();
   shared_->options = options;
+  // What is longer is never, and has room in sums with times.
+  shared_->options.every = std::min<std::chrono::milliseconds>(options.every, std::chrono::hours(24 * 365));
   shared_->terminal = ::isatty(options.file) == 1;
   if (shared_->terminal) thread_ = detail::make_shared<drawing_thread>(shared_);
 }
