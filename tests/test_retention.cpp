@@ -248,7 +248,10 @@ TEST_CASE("numbers that would keep nothing, or mean nothing, are refused") {
         cairn::retention_policy(cairn::keep_last(-1, cairn::verified)),
         cairn::keep_last(1) | cairn::keep_best("loss", -3), cairn::keep_last(1) | cairn::keep_every(-2),
         cairn::keep_last(1) | cairn::keep_within(std::chrono::duration<double>(std::nan(""))),
-        cairn::keep_last(1) | cairn::keep_within(std::chrono::hours(-1))})
+        cairn::keep_last(1) | cairn::keep_within(std::chrono::hours(-1)),
+        cairn::keep_last(3) | cairn::keep_last(0), cairn::keep_last(0) | cairn::keep_last(3),
+        cairn::keep_within(std::chrono::hours(-1)) | cairn::keep_within(std::chrono::hours(1)),
+        cairn::keep_within(std::chrono::hours(1)) | cairn::keep_within(std::chrono::hours(-1))})
     CHECK_THROWS_AS((cairn::checkpointer{cairn::memory_store{}, bad, quiet}), cairn::usage_error);
 }
 

@@ -21,12 +21,15 @@ inline namespace v1 {
 CAIRN_BODY void retention_policy::add(const retention_policy& other) {
   if (other.last_) {
     const auto scrub = last_ && last_->scrub ? last_->scrub : other.last_->scrub;
-    last_ = keep_last(std::max(last_ ? last_->count : 0, other.last_->count));
+    // What check() refuses stays.
+    const bool none = other.last_->count == 0 || (last_ && last_->count == 0);
+    last_ = keep_last(none ? 0 : std::max(last_ ? last_->count : 0, other.last_->count));
     last_->scrub = scrub;
   }
   every_.insert(every_.end(), other.every_.begin(), other.every_.end());
   best_.insert(best_.end(), other.best_.begin(), other.best_.end());
-  if (other.seconds_) seconds_ = seconds_ ? std::max(*seconds_, *other.seconds_) : *other.seconds_;
+  if (!other.seconds_ || (seconds_ && !(*seconds_ >= 0))) return;
+  seconds_ = seconds_ && *other.seconds_ >= 0 ? std::max(*seconds_, *other.seconds_) : *other.seconds_;
 }
 
 CAIRN_BODY void retention_policy::check() const {
