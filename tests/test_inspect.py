@@ -210,6 +210,7 @@ def check_watch(root):
     with open(manifest(directory, 6), "r+b") as file:
         file.truncate(50)
     expect(run(INSPECT, directory, "--watch", "--for", 0.3, status=DAMAGED), "^step 6  damaged: ")
+    expect(run(INSPECT, directory, "--watch", "--until", 100, "--for", 0.3, status=DAMAGED), "step 100 was not reached$")
 
 
 def main():

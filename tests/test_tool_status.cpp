@@ -24,6 +24,9 @@ TEST_CASE("what another build of cairn reads is not damaged, and what is damaged
   CHECK(status_of(error_id::corrupt_digest) == tools::damaged);
   CHECK(status_of(error_id::storage_not_committed) == tools::nothing_there);
   CHECK(tools::worse(tools::unreadable, tools::damaged) == tools::damaged);
+  CHECK(tools::worse(tools::not_reached, tools::unreadable) == tools::unreadable);
+  CHECK(tools::worse(tools::damaged, tools::not_finite) == tools::damaged);
+  CHECK(tools::worse(tools::fine, tools::not_reached) == tools::not_reached);
 }
 
 TEST_CASE("a text in JSON is UTF-8, whatever bytes a path has") {

@@ -286,7 +286,7 @@ inline exit_status watch(const std::string& url, store_type& store, reader_type&
   if (options.until && !watching.reached()) {
     std::fprintf(stderr, "%s: step %lld was not reached\n", tools::program_name(),
                  static_cast<long long>(*options.until));
-    return tools::not_reached;
+    return tools::worse(watching.status(), tools::not_reached);
   }
   return watching.status();
 }

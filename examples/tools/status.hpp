@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -34,9 +35,10 @@ inline constexpr const char* status_help =
     "checkpoint, no such step or item; 4 a checkpoint is damaged; 5 something could not be read or written:\n"
     "permission, I/O error, a limit.";
 
-/// Damage counts more than what could not be read, and both more than all is well.
+/// Damage counts more than what could not be read, and both more than the others.
 inline exit_status worse(exit_status a, exit_status b) {
-  if (a == damaged || b == damaged) return damaged;
+  for (const auto first : {damaged, unreadable})
+    if (a == first || b == first) return first;
   return std::max(a, b);
 }
 inline exit_status status_of(const cairn::error& error) {
