@@ -8,9 +8,11 @@
 #include <cairn/manage/prune.hpp>
 #include <cairn/manage/stop_signal.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -70,13 +72,29 @@ cairn::retention_policy policy_of(const prune_arguments& arguments, const CLI::A
 }
 
 /// --pin, --unpin, --pins
-tools::exit_status change_pins(const prune_arguments& arguments, cairn::any_writer writer,
+tools::exit_status change_pins(const prune_arguments& arguments, const tools::storage_type& storage,
                                tools::terminal& lines) {
+  cairn::any_writer writer(storage.writer());
+  const auto steps = storage.reader().list();
+  const auto pinned = writer.pinned();
+  if (steps.empty() && pinned.empty()) {
+    lines.complain("there is no checkpoint in " + arguments.url);
+    return tools::nothing_there;
+  }
+  auto status = tools::fine;
   for (const auto step : arguments.pin) {
     writer.pin(step, cairn::deadline::in(std::chrono::minutes(1)));
     if (!arguments.json) lines.say("step " + std::to_string(step) + "  pinned");
   }
+  const auto among = [](const std::vector<std::int64_t>& all, std::int64_t step) {
+    return std::find(all.begin(), all.end(), step) != all.end();
+  };
   for (const auto step : arguments.unpin) {
+    if (!among(steps, step) && !among(pinned, step)) {
+      lines.complain("there is no step " + std::to_string(step) + " in " + arguments.url);
+      status = tools::nothing_there;
+      continue;
+    }
     writer.unpin(step);
     if (!arguments.json) lines.say("step " + std::to_string(step) + "  not pinned any more");
   }
@@ -84,13 +102,21 @@ tools::exit_status change_pins(const prune_arguments& arguments, cairn::any_writ
     for (const auto step : writer.pinned())
       lines.say(arguments.json ? tools::json_object().step("step", step).truth("pinned", true).line()
                                : "step " + std::to_string(step) + "  is pinned");
-  return tools::fine;
+  return status;
+}
+
+tools::exit_status status_of(const std::exception_ptr& fault) {
+  try {
+    std::rethrow_exception(fault);
+  } catch (const cairn::error& error) {
+    return tools::status_of(error);
+  }
 }
 
 tools::exit_status run(const prune_arguments& arguments, const CLI::App& app, tools::terminal& lines) {
   const tools::storage_type storage{tools::open_store(arguments.url)};
   if (arguments.pins || !arguments.pin.empty() || !arguments.unpin.empty())
-    return change_pins(arguments, cairn::any_writer(storage.writer()), lines);
+    return change_pins(arguments, storage, lines);
   const auto policy = policy_of(arguments, app);
   if (policy.empty()) {
     lines.complain(
@@ -100,6 +126,7 @@ tools::exit_status run(const prune_arguments& arguments, const CLI::App& app, to
   }
   const cairn::stop_signal stop{SIGINT, SIGTERM};
   std::uint64_t freed = 0, going = 0;
+  auto status = tools::fine;
   const auto report = cairn::prune(
       cairn::any_storage(storage), policy,
       {.remove = arguments.remove,
@@ -109,6 +136,7 @@ tools::exit_status run(const prune_arguments& arguments, const CLI::App& app, to
              const bool goes = c.kept.empty();
              const auto* verb = !goes ? "stays" : c.removed ? "removed" : "would go";
              if (goes) freed += c.bytes, ++going;
+             if (c.fault) status = tools::worse(status, status_of(c.fault));
              if (arguments.json)
                lines.say(tools::json_object()
                              .step("step", c.step)
@@ -127,7 +155,7 @@ tools::exit_status run(const prune_arguments& arguments, const CLI::App& app, to
   if (!report.complete) {
     lines.complain(
         "ended by a signal; what was removed is gone, the rest is whole. Run the same command again");
-    return tools::failed;
+    return tools::worse(status, tools::failed);
   }
   if (report.checkpoints.empty()) {
     lines.complain("there is no checkpoint in " + arguments.url);
@@ -137,7 +165,7 @@ tools::exit_status run(const prune_arguments& arguments, const CLI::App& app, to
     lines.say(tools::count_text(going, "checkpoint") + (arguments.remove ? " removed, " : " would go, ") +
               tools::size_text(freed) +
               (arguments.remove || going == 0 ? "" : "; nothing was changed: --remove removes them"));
-  return tools::fine;
+  return status;
 }
 
 }  // namespace

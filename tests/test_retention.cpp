@@ -374,8 +374,11 @@ TEST_CASE("a checkpoint stays if any policy keeps it") {
     const auto key = cairn::manifest_key(8);
     store.remove(key);
     store.put_new(key, {});
-    (void)cairn::prune(storage, cairn::keep_last(1), {.remove = true, .live_seconds = 0});
+    const auto pruned =
+        cairn::prune(storage, cairn::keep_last(1), {.remove = true, .live_seconds = 0}).checkpoints;
     CHECK(reader.list() == steps{1, 7, 8});
+    for (const auto& c : pruned) CHECK((c.fault != nullptr) == (c.step == 8));
+    CHECK_THROWS_AS(std::rethrow_exception(pruned.back().fault), cairn::corrupt_error);
     CHECK_THROWS_AS((void)cairn::prune(storage, {}), cairn::usage_error);
   }
 }

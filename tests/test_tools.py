@@ -633,10 +633,21 @@ def check_prune(root, directory, server):
         (2, "stays"), (4, "stays"), (6, "removed"), (8, "stays")], verdicts  # 4: the copied run's last, a moment ago
     run(VERIFY, pruned)
     run(PRUNE, pruned, "--unpin", 2)
+    run(PRUNE, pruned, "--unpin", 2)  # as often as one likes
+    expect(run(PRUNE, pruned, "--unpin", 99, "--unpin", 2, status=NOTHING_THERE), "there is no step 99 in ")
+    for option in (["--pins"], ["--unpin", 2], ["--pins", "--json"]):
+        expect(run(PRUNE, root + "/nothing", *option, status=NOTHING_THERE), "there is no checkpoint in ")
+    assert not os.path.exists(root + "/nothing")
     expect(run(PRUNE, pruned, "--keep-every", 8, "--live-within", 0, "--remove"), "^2 checkpoints removed, ")
     expect(run(INSPECT, pruned), "^1 checkpoint in ")
     expect(run(PRUNE, bucket, "--keep-last", 1, "--remove"), "^step 2  removed")
     expect(run(INSPECT, bucket), "^1 checkpoint in ")
+    hurt = root + "/pruned-hurt"
+    run(COPY, directory, hurt)
+    with open(hurt + "/step-00000002/manifest.cairn", "r+b") as file:
+        file.truncate(50)
+    for more in ([], ["--remove"], ["--json"]):
+        expect(run(PRUNE, hurt, "--keep-last", 1, *more, status=DAMAGED), "its manifest cannot be read: ")
 
 
 def check_scavenge(root):

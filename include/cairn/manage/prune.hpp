@@ -5,6 +5,7 @@
 #include <cairn/system/callback.hpp>
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,11 @@ inline namespace v1 {
 
 /// What becomes of one checkpoint.
 struct pruned_checkpoint {
-  std::int64_t step = 0;    ///< of the checkpoint
-  std::uint64_t bytes = 0;  ///< of its data files; 0 where the manifest cannot be read
-  std::string kept = {};    ///< why it stays; empty: it goes
-  bool removed = false;     ///< it is gone
+  std::int64_t step = 0;          ///< of the checkpoint
+  std::uint64_t bytes = 0;        ///< of its data files; 0 where the manifest cannot be read
+  std::string kept = {};          ///< why it stays; empty: it goes
+  bool removed = false;           ///< it is gone
+  std::exception_ptr fault = {};  ///< an error, where its manifest cannot be read
 };
 
 /// Options of a prune.

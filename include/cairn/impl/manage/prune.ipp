@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,6 +66,7 @@ inline prune_listing list_for_prune(any_reader reader, const prune_options& opti
       if (e.id() == error_id::storage_not_committed) continue;  // gone since it was listed
       about.readable = about.counts = false;
       verdict.kept = std::string("its manifest cannot be read: ") + e.what();
+      verdict.fault = std::current_exception();
     }
     all.line.push_back(std::move(about));
     all.verdicts.push_back(std::move(verdict));
