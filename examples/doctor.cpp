@@ -4,6 +4,9 @@
 // Tries what checkpoints rely on in a directory or a bucket, and says what follows from each answer.
 #include <CLI/CLI.hpp>
 
+#include <signal.h>
+
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -46,12 +49,27 @@ tools::store_type open(const doctor_arguments& arguments) {
   return tools::open_store(arguments.url);
 }
 
+/// The signal that asks for the end, which what is tried is taken away before; a second one ends the program at once.
+volatile std::sig_atomic_t asked_to_end = 0;
+
+void wait_for_signals() {
+  struct sigaction once = {};
+  once.sa_handler = [](int) { asked_to_end = 1; };
+  once.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
+  for (const int number : {SIGINT, SIGTERM}) ::sigaction(number, &once, nullptr);
+}
+
 tools::exit_status examine(const doctor_arguments& arguments, tools::terminal& lines) {
   auto store = open(arguments);
+  wait_for_signals();
   lines.progress_begun("trying " + arguments.url);
   const auto report = store.self_test();
   const auto space = store.free_space();
   lines.end_progress();
+  if (asked_to_end != 0) {
+    lines.complain("ended by a signal; what was tried is taken away again");
+    return tools::failed;
+  }
   const bool refused =
       report.has(verdict::unusable) || (report.has(verdict::single_job) && !report.single_writer);
   if (arguments.json) {

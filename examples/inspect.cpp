@@ -18,6 +18,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -190,10 +191,15 @@ void print_checkpoint(store_type& store, reader_type& reader, std::int64_t step,
   }
 }
 
+/// A signal has ended a verify.
+struct stopped {};
+
 /// Reads all of the checkpoints of these steps. `listed`: nobody asked for one of them by its number.
 exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, bool listed, bool json,
                    tools::terminal& lines) {
+  const cairn::stop_signal stop{SIGINT, SIGTERM};
   exit_status status = tools::fine;
+  std::size_t whole = 0;
   for (const auto step : steps) {
     const auto name = "step " + std::to_string(step);
     try {
@@ -206,6 +212,7 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, 
         if (record.rank == checkpoint.manifest().placement.first_of(record.rank)) all += record.data_bytes;
       const auto bytes = cairn::detail::read_committed(reader.store(), step, opened.manifest_digest, [&] {
         return reader.verify(checkpoint, cairn::deadline::never(), [&](std::uint64_t next) {
+          if (stop.requested()) throw stopped();
           lines.progress(name + "  reading", done.fetch_add(next), all);
         });
       });
@@ -219,6 +226,12 @@ exit_status verify(reader_type& reader, const std::vector<std::int64_t>& steps, 
                            .real("seconds", seconds.count())
                            .line()
                      : name + "  verified: " + size_text(bytes) + text + ", every digest is right");
+      ++whole;
+    } catch (const stopped&) {
+      lines.complain("ended by a signal after " + std::to_string(whole) + " of " +
+                     count_text(steps.size(), "checkpoint") + "; go on with --step " + std::to_string(step) +
+                     " and those behind it");
+      return tools::worse(status, tools::failed);
     } catch (const cairn::error& error) {
       // One that a running job removed meanwhile is none that is missing.
       if (listed && error.id() == cairn::error_id::storage_not_committed) {

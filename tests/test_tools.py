@@ -145,6 +145,18 @@ def check_doctor(root, server):
     told = run(DOCTOR, server.url("examined"))
     expect(told, "^bucket bucket at .*examined")
     expect(told, "^right +a key is given to one writer alone .*: a second PUT was refused$")
+    # A signal does not end it before it has removed what it tried.
+    server.tell("clear-journal")
+    server.tell("fault error PutObject all status=503 code=ServiceUnavailable")
+    with subprocess.Popen([DOCTOR, server.url("doctored")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while process.poll() is None and not any(line.startswith("PutObject") for line in server.tell("journal")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        server.tell("clear-faults")
+        told = process.stdout.read()
+        assert process.wait(100) == FAILED, told
+    expect(told, "^doctor: ended by a signal")
+    assert not [key for key in server.tell("keys") if "doctored" in key]
     told = run(DOCTOR, "/proc", status=UNREADABLE)
     expect(told, "(?m)^unusable +.*proc\n +it is a view of the kernel and keeps no files")
     run(DOCTOR, TEXT, status=NOTHING_THERE)  # a file
@@ -289,6 +301,17 @@ def check_copy(root, directory, server):
         assert process.wait(100) == FAILED, told
     expect(told, "^copy: ended by a signal; step 2 is not committed .* The same command goes on")
     run(INSPECT, stopped, status=NOTHING_THERE)
+    # And SIGTERM a verify.
+    server.tell("clear-journal")
+    server.tell("fault error GetObject all status=503 code=ServiceUnavailable")
+    with subprocess.Popen([INSPECT, bucket, "--verify"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while process.poll() is None and not any(line.startswith("GetObject") for line in server.tell("journal")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        server.tell("clear-faults")
+        told = process.stdout.read()
+        assert process.wait(100) == FAILED, told
+    expect(told, "^inspect: ended by a signal after 0 of 2 checkpoints; go on with --step 2 and those behind it$")
 
 
 def check_under_way(server):
