@@ -60,6 +60,11 @@ void wait_for_signals() {
 }
 
 tools::exit_status examine(const doctor_arguments& arguments, tools::terminal& lines) {
+  if (arguments.single_writer && !tools::directory_of(arguments.url)) {
+    lines.complain(
+        "--single-writer is for directories; of a bucket, ?exclusive=single-writer of the URL says it");
+    return tools::wrong_options;
+  }
   auto store = open(arguments);
   wait_for_signals();
   lines.progress_begun("trying " + arguments.url);

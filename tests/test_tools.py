@@ -145,6 +145,7 @@ def check_doctor(root, server):
     told = run(DOCTOR, server.url("examined"))
     expect(told, "^bucket bucket at .*examined")
     expect(told, "^right +a key is given to one writer alone .*: a second PUT was refused$")
+    expect(run(DOCTOR, server.url("examined"), "--single-writer", status=WRONG_OPTIONS), "exclusive=single-writer")
     # A signal does not end it before it has removed what it tried.
     server.tell("clear-journal")
     server.tell("fault error PutObject all status=503 code=ServiceUnavailable")
