@@ -1229,6 +1229,80 @@ TEST_CASE("while the store hangs every save is held, and the newest goes there w
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
 }
+/// The files of a tier, whose records get their names only while it is open.
+class gated_files final : public cairn::tier_files {
+ public:
+  void rename(const std::string& from, const std::string& to) override {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return open_; });
+    }
+    tier_files::rename(from, to);
+  }
+  void set(bool open) {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = open;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+};
+TEST_CASE("with persist and skip, a save is skipped while the tier holds the one before, not while the store writes") {
+  bool overlapped = false;
+  SUBCASE("saves that wait for the copy") {}
+  SUBCASE("overlapped saves") {
+    overlapped = true;
+  }
+  scratch_directory memory("/dev/shm");
+  std::vector<float> w(100'000);
+  cairn::state_dict state;
+  state.tensor("w", w, {100'000});
+  const auto gate = std::make_shared<gated_store::gate>();
+  const auto files = std::make_shared<gated_files>();
+  gated_store store(gate);
+  const auto make = [&](auto... more) -> cairn::any_checkpointer {
+    return cairn::checkpointer{
+        store, cairn::local_tier{memory.path() + "/tier", {.files = files}}, cairn::persist{.every = 3},
+        cairn::checkpointer_options{.when_busy = cairn::busy_policy::skip, .quiet = true}, more...};
+  };
+  auto ckpt = overlapped ? make(cairn::overlapped{}) : make();
+  ckpt.prepare(state);
+  const auto save = [&](std::int64_t step) {
+    auto made = ckpt.save(state, step);
+    ckpt.before_update();
+    return made;
+  };
+  gate->set([](auto& g) { g.open = false; });
+  cairn::save_handle hangs;
+  for (std::int64_t step = 1; step <= 12; ++step) {
+    CAPTURE(step);
+    const auto made = save(step);
+    CHECK_FALSE(made.skipped());
+    if (made.skipped()) continue;
+    made.wait_held();
+    CHECK(made.report().persisted == (step == 3));
+    if (step == 3) hangs = made;
+  }
+  files->set(false);
+  const auto late = save(13);
+  CHECK_FALSE(late.skipped());
+  CHECK(save(14).skipped());
+  files->set(true);
+  if (!late.skipped()) late.wait_held();
+  CHECK_FALSE(save(15).skipped());
+  gate->set([](auto& g) { g.open = true; });
+  REQUIRE(hangs.valid());
+  hangs.wait();
+  CHECK(hangs.committed());
+  ckpt.close();
+  cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
+  CHECK(reads.list() == std::vector<std::int64_t>{3, 15});
+}
 TEST_CASE("the figures of a save that was held, and went to the store at close(), begin at save()") {
   /// Notes how long after save() the commit came.
   struct notes_commit {

@@ -15,7 +15,9 @@ inline namespace v1 {
 enum class busy_policy : std::uint8_t {
   block,  ///< waits until the earlier one has ended
   queue,  ///< goes on, up to the depth of the stager's pool; then waits for a buffer
-  skip,   ///< the ranks agree, with one small message each, to skip this save if any of them is busy
+  /// The ranks agree, with one small message each, to skip this save if any of them is busy. With persist{}, where
+  /// no save waits for the store, a rank is busy while its tier does not hold the earlier save yet.
+  skip,
 };
 
 /// Whether the ranks of a load share what they read. `on`: one rank reads what several ranks want, in stripes

@@ -163,7 +163,7 @@ class save_path {
         peers_};
     if (!said.empty()) save.context.annotations = detail::make_shared<const annotations>(std::move(said));
     saves_.give_up_unconfirmed();
-    if (options_.when_busy == busy_policy::skip && any_rank(group_, saves_.all().any(), peer_deadline())) {
+    if (options_.when_busy == busy_policy::skip && any_rank(group_, busy(), peer_deadline())) {
       save.progress->set_skipped();
       return save_handle(save.progress);
     }
@@ -231,6 +231,10 @@ class save_path {
     [[nodiscard]] save_journal* journal() const noexcept { return progress->notes().journal.get(); }
   };
 
+  /// Whether an earlier save keeps the next one from beginning. With persist{} no save waits for the store.
+  [[nodiscard]] bool busy() const {
+    return held_ != nullptr && held_->decoupled() ? saves_.all().any_to_hold() : saves_.all().any();
+  }
   /// In a handler: what is handled ends the save on all ranks.
   void abort(const attempt& save) noexcept {
     services_->writer().abort(save.context, std::current_exception());

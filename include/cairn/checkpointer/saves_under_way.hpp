@@ -35,6 +35,10 @@ class saves_under_way {
   [[nodiscard]] bool any() const {
     return detail::any_of(saves_, [](const auto& s) { return !s->finished(); });
   }
+  /// Any whose image a tier is yet to hold, whatever the store does.
+  [[nodiscard]] bool any_to_hold() const {
+    return detail::any_of(saves_, [](const auto& s) { return !s->finished() && s->in_tier() && !s->held(); });
+  }
   [[nodiscard]] list_view<const std::shared_ptr<save_progress>> all() const noexcept { return saves_; }
   /// Training has ended, and goes no faster where these take their time.
   void lift_write_limits() const noexcept {
