@@ -20,6 +20,7 @@
 #include <cairn/tiers/tier_files.hpp>
 #include <paths.hpp>
 #include <support/faulty_store.hpp>
+#include <support/on_all_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/sanitized.hpp>
 #include <support/scratch_directory.hpp>
@@ -50,6 +51,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -1252,7 +1254,7 @@ class gated_files final : public cairn::tier_files {
   std::condition_variable changed_;
   bool open_ = true;
 };
-TEST_CASE("with persist and skip, a save is skipped while the tier holds the one before, not while the store writes") {
+TEST_CASE("with persist and skip, a slow store skips no save: only a tier that is late does") {
   bool overlapped = false;
   SUBCASE("saves that wait for the copy") {}
   SUBCASE("overlapped saves") {
@@ -1602,15 +1604,29 @@ TEST_CASE(
   persist_schedule third({.every = 3});
   std::vector<std::uint64_t> went;
   for (std::uint64_t count = 1; count <= 12; ++count)
-    if (third.asks(count) && third.goes(count, count == 6 || count == 7, 0)) went.push_back(count);
+    if (third.asks(count) && third.goes(count, count == 6 || count == 7, 0, true)) went.push_back(count);
   CHECK(went == std::vector<std::uint64_t>{3, 8, 11});
   // What the store lacks goes besides.
   persist_schedule behind({.every = 3});
   behind.store_lacks_step();
   went.clear();
   for (std::uint64_t count = 1; count <= 7; ++count)
-    if (behind.asks(count) && behind.goes(count, count == 1, 0)) went.push_back(count);
+    if (behind.asks(count) && behind.goes(count, count == 1, 0, count > 2)) went.push_back(count);
   CHECK(went == std::vector<std::uint64_t>{2, 3, 6});
+  // Until a save is committed, whatever the time; then by their numbers. Of the saves that are asked none is due by its
+  // number, so that none waits for the store.
+  persist_schedule failing({.every = 10, .seconds = 60});
+  failing.store_lacks_step();
+  went.clear();
+  std::vector<std::uint64_t> asked_for;
+  for (std::uint64_t count = 1; count <= 10; ++count) {
+    CHECK(failing.due(count) == (count == 10));
+    if (!failing.asks(count)) continue;
+    asked_for.push_back(count);
+    if (failing.goes(count, count == 2, count == 10 ? 60 : 0, count > 4)) went.push_back(count);
+  }
+  CHECK(asked_for == std::vector<std::uint64_t>{1, 2, 3, 4, 5, 10});
+  CHECK(went == std::vector<std::uint64_t>{1, 3, 4, 10});
   // Saves at every second, then ten times as often.
   persist_schedule minute({.every = 1, .seconds = 60});
   went.clear();
@@ -1621,7 +1637,7 @@ TEST_CASE(
     now += count <= 600 ? 1 : 0.1;
     if (!minute.asks(count)) continue;
     ++asked;
-    if (!minute.goes(count, false, now - last)) continue;
+    if (!minute.goes(count, false, now - last, true)) continue;
     CHECK(now - last >= 60);
     CHECK(now - last <= 62);
     last = now;
@@ -1635,10 +1651,55 @@ TEST_CASE(
   double first = 0;
   for (std::uint64_t count = 1; count <= 100 && first == 0; ++count) {
     now += count <= 2 ? 0.5 : 30;
-    if (slower.asks(count) && slower.goes(count, false, now)) first = now;
+    if (slower.asks(count) && slower.goes(count, false, now, true)) first = now;
   }
   CHECK(first >= 600);
   CHECK(first <= 1300);
+}
+TEST_CASE("what the store lacks after resume() is owed to it until a save is committed, whoever fails") {
+  using cairn_test::store_call;
+  const scratch_directory memory("/dev/shm");
+  const cairn::memory_store store;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  const auto run = [&](auto&& saves) {
+    const cairn::thread_group group(2);
+    cairn_test::on_all_ranks(2, [&](int rank) {
+      std::vector<float> w(1000);
+      cairn::state_dict state;
+      state.tensor("w", w, cairn::shard{{2000}, {1000 * rank}});
+      cairn::checkpointer ckpt{cairn_test::faulty_store<cairn::memory_store>{store, faults},
+                               cairn::local_tier{memory.path() + "/tier"}, cairn::persist{.every = 1000},
+                               group.communicator(rank), cairn::checkpointer_options{.quiet = true}};
+      const auto from = ckpt.resume(state).value_or(0);
+      saves(from, [&](std::int64_t step) {
+        const auto made = ckpt.save(state, step);
+        made.wait_held();
+        try {
+          made.wait();
+        } catch (const cairn::error&) {  // that of its own, or the one that the other rank had
+        }
+        return made;
+      });
+      static_cast<void>(ckpt.any_rank(false));  // both hold it
+    });
+  };
+  run([&](std::int64_t from, const auto& save) {
+    expect(from == 0, "a new job");
+    for (std::int64_t step = 1; step <= 3; ++step) expect(!save(step).report().persisted, "none is due");
+  });
+  for (const auto* const key : {"step-00000004/rank-00001", "step-00000005/rank-00000"})
+    faults->add({.kind = store_call::create, .key_contains = key, .action = [](std::string_view) {
+                   cairn::fail(cairn::error_id::storage_io, "bad for a moment");
+                 }});
+  run([&](std::int64_t from, const auto& save) {
+    expect(from == 3, "the tier has it");
+    expect(save(4).failed() && save(5).failed(), "the store refuses the part of a rank");
+    expect(save(6).committed(), "the next one goes there");
+    expect(!save(7).report().persisted, "once one is there, those that are due go");
+  });
+  CHECK(faults->triggered() == 2);
+  cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
+  CHECK(reads.list() == std::vector<std::int64_t>{6});
 }
 TEST_CASE("a job that is restarted more often than saves are due goes to the store with each start") {
   for (const double seconds : {0.0, 1e6}) {

@@ -122,7 +122,7 @@ class held_saves final : public tier_saves {
                              std::chrono::nanoseconds timeout) override {
     if (!persisting_) return true;
     if (!schedule_.asks(save_count)) return false;
-    if (persisting_->strict && storing_ != nullptr && late_ == lateness::none &&
+    if (persisting_->strict && schedule_.due(save_count) && storing_ != nullptr && late_ == lateness::none &&
         !storing_->wait_finished(deadline::in(timeout)))
       late_ = lateness::to_throw;
     note_end_in_store();
@@ -135,12 +135,14 @@ class held_saves final : public tier_saves {
       const auto busy = std::max(a.get<std::uint8_t>(), b.get<std::uint8_t>());
       const auto seconds = std::max(a.get<double>(), b.get<double>());
       const auto late = std::min(a.get<std::int32_t>(), b.get<std::int32_t>());
-      return wire_writer().put(busy).put(seconds).put(late).take();
+      const auto committed = std::max(a.get<std::uint8_t>(), b.get<std::uint8_t>());
+      return wire_writer().put(busy).put(seconds).put(late).put(committed).take();
     };
     auto all = wire_writer()
                    .put(static_cast<std::uint8_t>(busy_here))
                    .put(seconds_since(went_at_))
                    .put(late_here ? group.rank() : nobody)
+                   .put(static_cast<std::uint8_t>(committed_))
                    .take();
     if (group.size() > 1)
       all = group.tree_reduce_broadcast(std::move(all), later, deadline::in(peer_timeout));
@@ -148,7 +150,8 @@ class held_saves final : public tier_saves {
     const bool busy = in.get<std::uint8_t>() != 0;
     const auto seconds = in.get<double>();
     const auto late = in.get<std::int32_t>();
-    if (!schedule_.goes(save_count, busy, seconds)) {
+    const bool committed = in.get<std::uint8_t>() != 0;
+    if (!schedule_.goes(save_count, busy, seconds, committed)) {
       if (late != nobody && ++kept_ == told_next_) {
         told_next_ *= 8;
         if (late == group.rank()) warn_of_late_store();
@@ -214,6 +217,7 @@ class held_saves final : public tier_saves {
   void resumed(bool in_store, std::optional<std::int64_t> stored) noexcept override {
     store_has_all_ = in_store;
     stored_ = stored;
+    committed_ = false;
     if (!in_store) schedule_.store_lacks_step();  // a job that is restarted often would write nothing to it
   }
   /// Has the image held as soon as it is released. `alone`: the save goes to no store, and ends then.
@@ -310,6 +314,7 @@ class held_saves final : public tier_saves {
   void note_end_in_store() noexcept {
     if (storing_ == nullptr || !storing_->finished()) return;
     const auto done = std::exchange(storing_, nullptr);
+    committed_ |= done->committed();
     if (done->committed())
       stored_ = done->report().step;
     else if (persisting_ && persisting_->strict && late_ != lateness::thrown)
@@ -362,6 +367,7 @@ class held_saves final : public tier_saves {
   enum class lateness : std::uint8_t { none, to_throw, thrown } late_ = lateness::none;
   std::exception_ptr to_throw_;
   std::optional<std::int64_t> stored_;  // the newest step that the store is known to have
+  bool committed_ = false;              // a save since the job resumed
   std::uint64_t kept_ = 0;              // saves that were due, and did not go as the store is late
   std::uint64_t told_next_ = 1;         // as many of them are told
   owned<save_job> newest_;

@@ -116,11 +116,12 @@ struct read_only {
 struct persist {
   using cairn_role = role::persist;
   /// Each n-th save of a run goes, or the first that may after it; at least 1. 1: the newest, whenever the store has the one
-  /// before it. Where resume() takes a step that the tier has and the store lacks, the first save that may goes as well,
+  /// before it. One that fails there is not tried again: the next one that is due goes. Where resume() takes a step that the
+  /// tier has and the store lacks, each save that finds no earlier one there goes as well until one of them is committed,
   /// so that the store does not fall back further with each restart.
   std::uint64_t every = 1;
-  /// A save goes at the earliest so many seconds after the one that went before it, or after the beginning, but for the
-  /// first one of a run whose step the store lacks; 0: it does not depend on time. To agree on it, the ranks send a few small messages in that time.
+  /// A save goes at the earliest so many seconds after the one that went before it, or after the beginning, but for those
+  /// of a run whose step the store lacks; 0: it does not depend on time. To agree on it, the ranks send a few small messages in that time.
   double seconds = 0;
   /// So many ranks write their data at once, for a store that slows down where all of a large job write: each other one
   /// begins when the record of the rank so many before it is there, for which it looks up to twenty times a second (in a world
