@@ -616,6 +616,17 @@ TEST_CASE("a compressed object is written from front to back, completely, and on
         error_id::usage_bad_option);
   CHECK(failure_of([&] { memory_storage(objects, make_codec(), {.threads = 0}); }).id ==
         error_id::usage_bad_option);
+  CHECK(failure_of([&] { memory_storage(objects, make_codec(), {}, {.block_ranks = 1}); }).id ==
+        error_id::usage_bad_option);
+  // The directory can have files that several ranks share: what cannot is said.
+  const scratch_directory scratch;
+  const auto shared = failure_of([&] {
+    const cairn::compressed_storage made{
+        cairn::file_store{scratch.path()}, make_codec(), {}, {.ranks_per_file = 2}};
+  });
+  CHECK(shared.id == error_id::usage_bad_option);
+  CHECK_MESSAGE(shared.text.find("compressed files") != std::string::npos, shared.text);
+  CHECK_MESSAGE(shared.text.find(scratch.path()) == std::string::npos, shared.text);
 }
 
 }  // namespace

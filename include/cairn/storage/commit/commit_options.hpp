@@ -20,8 +20,8 @@ struct commit_options {
   /// 2.
   std::int32_t block_ranks = 128;
   /// The number of consecutive ranks, which must be processes of one host, that fill one data file
-  /// together; the file ends with their records. 1 to 64; above 1 only over a SharedStore. The same on
-  /// all ranks.
+  /// together; the file ends with their records. 1 to 64; above 1 only over a SharedStore, and not for compressed
+  /// files. The same on all ranks.
   std::int32_t ranks_per_file = 1;
   /// In a world of more ranks than this (times ranks_per_file), the objects of every so many ranks are in
   /// a separate directory; at least 1. The same on all ranks.

@@ -4,6 +4,7 @@
 #include <cairn/concepts/portable.hpp>
 #include <cairn/concepts/roles.hpp>
 #include <cairn/concepts/storage.hpp>
+#include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/compressed/compressed_store.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
 #include <cairn/storage/safetensors_writer.hpp>
@@ -102,7 +103,7 @@ class compressed_storage {
  public:
   using cairn_role = role::storage;
 
-  /// @throws usage_error (usage_bad_option)
+  /// `options`: with one rank a file, as compressed files have one writer each. @throws usage_error (usage_bad_option)
   explicit compressed_storage(Store store, C codec = C{}, compression_options compression = {},
                               commit_options options = {})
       : inner_(detail::make_shared<Store>(std::move(store))),
@@ -111,6 +112,7 @@ class compressed_storage {
     if (compression.threads == 0)
       fail(error_id::usage_bad_option, "the number of threads for compression is 0; give at least 1");
     static_cast<void>(frame_index(C::id, dtype::u8, 0, compression.frame_bytes));  // refuses wrong sizes
+    check_options(options, false, "a store of compressed files, which have one writer each,");
   }
 
   [[nodiscard]] compressed_writer<Store, C> writer() const {
