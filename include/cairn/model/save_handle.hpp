@@ -40,7 +40,8 @@ class save_handle {
   [[nodiscard]] bool held() const noexcept;
   /// True if all ranks hold the save and keep pieces of it (partner_copies, parity): hosts may be lost, and nothing of it is.
   [[nodiscard]] bool redundant() const noexcept;
-  /// True if the checkpoint exists. Until then nothing is saved.
+  /// True if the checkpoint exists. Until then nothing is saved. False for a save that persist{} left in the local tier, also
+  /// where close() wrote it to the store afterwards.
   [[nodiscard]] bool committed() const noexcept;
   /// True if the save was not begun, because an earlier save was under way and busy_policy::skip is set.
   /// Waits return at once.

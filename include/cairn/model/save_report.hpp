@@ -59,7 +59,8 @@ struct save_report {
   /// From save() until all ranks kept their pieces of it (partner_copies, parity); 0: they do not.
   double redundant_seconds = 0;
   std::uint64_t piece_bytes = 0;  ///< that this rank keeps of the images of others, where it is redundant
-  /// False for a save that persist{} left in the local tier: it goes to no store.
+  /// False for a save that persist{} left in the local tier: it goes to no store, but for the last one, which close() writes
+  /// there with a report of its own.
   bool persisted = true;
   /// Of files of frozen items that were linked instead of copied and written; not in `bytes`.
   std::uint64_t linked_bytes = 0;
