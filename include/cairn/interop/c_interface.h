@@ -17,8 +17,8 @@
 // Errors. No exception leaves these functions. Each returns 0, or the number of an error; the number divided
 // by 100 tells who can act: 1 usage, 2 plan, 3 storage, 4 corrupt, 5 timeout, 6 peer (docs/errors.md).
 // cairn_error_message() has the sentence. Why opening failed is told again by every call on the null that it
-// gave; a registration that failed is told again by cairn_resume and cairn_save. So a trainer that checks
-// these two and cairn_close misses nothing.
+// gave, on the thread that opened and until it opens again; a registration that failed is told again by
+// cairn_resume and cairn_save. So a trainer that checks these two and cairn_close misses nothing.
 //
 // Order. Register everything before cairn_resume, resume before the first save; another order is refused with
 // 113 (usage_wrong_order). Every call on a null checkpointer is refused with 107 (usage_closed).

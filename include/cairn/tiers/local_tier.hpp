@@ -22,7 +22,7 @@ class tier_slots;
 /// Options of a local_tier.
 struct local_tier_options {
   /// How many saves each rank holds while the next one is copied and another one is written to the store: a rank
-  /// has `keep + 2` images, with redundancy `keep + 4`. At least 1.
+  /// has `keep + 2` images, with redundancy `keep + 4`. 1 to 64.
   int keep = 2;
   /// Of the threads that copy into the images.
   host_copy_options copy = {};
@@ -51,8 +51,8 @@ class local_tier final : public spread_tier {
   using cairn_role = role::tier;
   using stager_type = tier_stager;
 
-  /// `directory`: an absolute path on a tmpfs or a disk, whose parent exists, such as /dev/shm/my-run. @throws usage_error
-  /// (usage_bad_option)
+  /// `directory`: an absolute path on a tmpfs or a disk, such as /dev/shm/my-run. Its parent exists: else the constructor of
+  /// the checkpointer throws storage_error (storage_io). @throws usage_error (usage_bad_option)
   explicit local_tier(std::string directory, local_tier_options options = {});
   local_tier(local_tier&&) noexcept;
   ~local_tier() override;
