@@ -6,10 +6,10 @@
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/owned.hpp>
 #include <cairn/system/sorted_map.hpp>
 #include <cairn/system/vector.hpp>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,8 @@ namespace detail {
 
 /// The attempts in which this process takes part, and what it has sent of each. A thread retries, with
 /// growing pauses, to report and remove failed attempts for which that has failed, until it succeeds or
-/// nobody waits for them any more. The destructor waits for a last try. Any thread.
+/// nobody waits for them any more. The destructor waits for a last try, at most `longest_end`: where the store does not
+/// answer, the thread is left behind with what it uses. Any thread.
 class attempts_under_way {
  public:
   attempts_under_way(any_store store, const commit_options& options)
@@ -62,9 +63,9 @@ class attempts_under_way {
     std::condition_variable changed;
     vector<task> tasks;
     bool closing = false;
-    background_thread thread;
   };
   static constexpr std::size_t max_tasks = 64;
+  static constexpr std::chrono::seconds longest_end{5};
 
   void set(const save_context& c, bool attempt_knowledge::*what, bool value);
   void retry(attempt_ending ending, deadline until);
@@ -76,7 +77,8 @@ class attempts_under_way {
   const commit_options options_;
   mutable std::mutex mutex_;
   detail::sorted_map<std::pair<std::uint64_t, std::int32_t>, attempt_knowledge> known_;
-  detail::owned<inside> in_;
+  std::shared_ptr<inside> in_;
+  background_thread thread_;
 };
 
 }  // namespace detail

@@ -6,7 +6,6 @@
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
-#include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/vector.hpp>
 
@@ -23,17 +22,13 @@ inline namespace v1 {
 namespace detail {
 
 CAIRN_BODY attempts_under_way::~attempts_under_way() {
-  if (in_ == nullptr) return;
-  if (in_->thread.in_child()) {
-    static_cast<void>(in_.release());
-    return;
-  }
+  if (!thread_.joinable() || thread_.in_child()) return;
   {
     const std::lock_guard lock(in_->mutex);
     in_->closing = true;
   }
   in_->changed.notify_all();
-  in_->thread.join();
+  thread_.join(deadline::in(longest_end));
 }
 
 CAIRN_BODY void attempts_under_way::begin(const save_context& c) {
@@ -73,11 +68,11 @@ CAIRN_BODY void attempts_under_way::retry(attempt_ending ending, deadline until)
         [kept = detail::make_shared<attempt_ending>(std::move(ending))] { return kept->go(); });
   const std::lock_guard lock(mutex_);
   if (in_ == nullptr) {
-    auto made = detail::make_owned<inside>();
-    if (!made->thread.start("cairn retry", [in = made.get()] { serve(*in); })) return;
+    auto made = detail::make_shared<inside>();
+    if (!thread_.start("cairn retry", [in = made] { serve(*in); })) return;
     in_ = std::move(made);
   }
-  if (in_->thread.in_child()) return;
+  if (thread_.in_child()) return;
   {
     const std::lock_guard tasks_lock(in_->mutex);
     if (in_->tasks.size() == max_tasks) in_->tasks.erase(in_->tasks.begin());
