@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // group: checkpoints
 // threaded
-// cost: 15
+// cost: 60
 // Bad input and faults, as a trainer meets them through its checkpointer.
 #include <doctest/doctest.h>
 #include <cairn/cairn.hpp>
@@ -934,6 +934,132 @@ TEST_CASE("a checkpointer that is destroyed without close waits for its saves") 
   t.spoil();
   CHECK(p.open().resume(t.state) == 1);
   CHECK(t.is(1));
+}
+
+/// A store whose calls can be made to fail, and then to answer nothing until they are told to.
+struct silent_store : place {
+  silent_store() {
+    faults = {new store_faults, [left = left](store_faults* f) {
+                delete f;
+                left->release();
+              }};
+  }
+  /// Every call fails from now on.
+  void fail() {
+    faults->add({.for_ever = true, .action = [silent = silent](auto) {
+                   if (!*silent) cairn::fail(error_id::storage_io, "an injected fault");
+                 }});
+  }
+  /// No call that begins from now on returns before answer().
+  void hush() {
+    faults->add({.for_ever = true, .action = [gate = gate, inside = inside](auto) {
+                   inside->release();
+                   gate->wait();
+                 }});
+    *silent = true;
+  }
+  /// Until a call has come that does not return.
+  void await_call() { REQUIRE(inside->try_acquire_for(std::chrono::minutes(2))); }
+  void answer() { gate->count_down(); }
+  /// Whether nothing uses the store any more, at last.
+  [[nodiscard]] bool is_left() {
+    faults.reset();
+    return left->try_acquire_for(std::chrono::minutes(2));
+  }
+
+  const std::shared_ptr<std::atomic<bool>> silent = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::latch> gate = std::make_shared<std::latch>(1);
+  /// Of the calls that do not return.
+  const std::shared_ptr<std::counting_semaphore<>> inside = std::make_shared<std::counting_semaphore<>>(0);
+  const std::shared_ptr<std::binary_semaphore> left = std::make_shared<std::binary_semaphore>(0);
+};
+
+/// Has the store answer after two minutes, so that who waits for it is told instead of hanging.
+class answers_at_last {
+ public:
+  explicit answers_at_last(silent_store& s)
+      : thread_([this, &s] {
+          if (over_.try_acquire_for(std::chrono::minutes(2))) return;
+          late_ = true;
+          s.answer();
+        }) {}
+  /// Whether it came to that.
+  [[nodiscard]] bool late() {
+    over_.release();
+    thread_.join();
+    return late_;
+  }
+
+ private:
+  std::binary_semaphore over_{0};
+  std::atomic<bool> late_ = false;
+  std::jthread thread_;
+};
+
+TEST_CASE(
+    "a store that has stopped answering: the next save() returns, and fails, and ends its save when it "
+    "answers") {
+  const auto next_save = [](cairn::busy_policy when_busy) {
+    silent_store s;
+    auto options = patient(std::chrono::seconds(1));
+    options.when_busy = when_busy;
+    training_state t(0, 1, small);
+    t.fill(1);
+    {
+      auto ckpt = s.open(alone(), options);
+      s.hush();
+      const auto second = ckpt.save(t.state, 2);
+      s.await_call();
+      answers_at_last watch(s);
+      const auto third = ckpt.save(t.state, 3);
+      const auto fourth = ckpt.save(t.state, 4);
+      if (watch.late()) {
+        FAIL_CHECK("save() waits for a store that answers nothing");
+        return;
+      }
+      const auto id =
+          when_busy == cairn::busy_policy::block ? error_id::timeout_commit : error_id::timeout_staging;
+      CHECK(error_of(third.failure()).id == id);
+      CHECK(error_of(fourth.failure()).id == id);
+      CHECK(s.keys("step-00000003").empty());
+      s.answer();
+    }
+    CHECK(s.is_left());
+    CHECK(s.keys("step-00000003/aborted.").size() == 1);
+    CHECK(s.keys("step-00000004/aborted.").size() == 1);
+  };
+  std::jthread other(next_save, cairn::busy_policy::block);
+  next_save(cairn::busy_policy::queue);
+}
+
+TEST_CASE("a checkpointer ends, although the store answers nothing to who ends its failed saves") {
+  const auto end = [](bool reached) {  // the executor, before the store answered nothing
+    silent_store s;
+    training_state t(0, 1, small);
+    t.fill(1);
+    std::optional ckpt(s.open(alone(), patient(std::chrono::seconds(1))));
+    if (reached) {
+      s.fail();
+      CHECK(thrown_by([&] { ckpt->save(t.state, 2).wait(); }).id);
+    }
+    s.hush();
+    answers_at_last watch(s);
+    if (!reached) {
+      (void)ckpt->save(t.state, 2);
+      CHECK(ckpt->save(t.state, 3).failed());
+    }
+    s.await_call();
+    ckpt.reset();
+    if (watch.late()) {
+      FAIL_CHECK("the destructor waits for a store that answers nothing");
+      return;
+    }
+    s.answer();
+    CHECK(s.is_left());
+    CHECK(s.keys("step-00000002", ".safetensors").empty());
+  };
+  std::jthread other(end, false);
+  end(true);
 }
 
 TEST_CASE("a save whose plan is cached sends no message") {

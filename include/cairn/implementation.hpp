@@ -24,6 +24,7 @@
 #include <cairn/impl/checkpointer/copy_checks.ipp>
 #include <cairn/impl/checkpointer/engine.ipp>
 #include <cairn/impl/checkpointer/engine_parts.ipp>
+#include <cairn/impl/checkpointer/failed_saves.ipp>
 #include <cairn/impl/checkpointer/follow.ipp>
 #include <cairn/impl/checkpointer/following.ipp>
 #include <cairn/impl/checkpointer/group_parts.ipp>

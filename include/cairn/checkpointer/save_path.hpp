@@ -3,6 +3,7 @@
 #include <cairn/checkpointer/agreement.hpp>
 #include <cairn/checkpointer/apart_layouts.hpp>
 #include <cairn/checkpointer/copy_checks.hpp>
+#include <cairn/checkpointer/failed_saves.hpp>
 #include <cairn/checkpointer/frozen_saves.hpp>
 #include <cairn/checkpointer/options.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
@@ -61,6 +62,7 @@ class save_path {
         checks_(std::move(checks)),
         apart_(std::move(apart)),
         held_(std::move(held)),
+        failed_(services_->writer()),
         executor_(std::move(executor)) {}
   ~save_path() { finish_preparation(); }
   save_path(const save_path&) = delete;
@@ -123,7 +125,7 @@ class save_path {
     try {
       executor_.submit(std::move(*job));
     } catch (...) {
-      services_->writer().abort(context, std::current_exception());
+      abort(context);
       progress->set_failed(std::current_exception());
     }
   }
@@ -175,11 +177,11 @@ class save_path {
     try {
       image = stage(save, state);
     } catch (const usage_error& e) {
-      abort(save);
+      abort(save.context);
       if (e.id() != error_id::usage_memory_changed) throw;
       return failed(save);
     } catch (...) {
-      abort(save);
+      abort(save.context);
       return failed(save);
     }
     const auto control = image.control();
@@ -197,7 +199,7 @@ class save_path {
       if (resident && !begun) (void)control->wait_copied(deadline::in(options_.timeout));
       // With a tier the image is held nevertheless.
       if (held_ == nullptr && !resident) control->fail();
-      abort(save);
+      abort(save.context);
       return failed(save);
     }
     if (!overlapped_) {
@@ -236,8 +238,11 @@ class save_path {
     return held_ != nullptr && held_->decoupled() ? saves_.all().any_to_hold() : saves_.all().any();
   }
   /// In a handler: what is handled ends the save on all ranks.
-  void abort(const attempt& save) noexcept {
-    services_->writer().abort(save.context, std::current_exception());
+  void abort(const save_context& context) noexcept {
+    if (executor_.runs_in_caller())  // a save waits for the store there whatever it does
+      services_->writer().abort(context, std::current_exception());
+    else
+      failed_.end(context, std::current_exception());
   }
   void plan(attempt& save, const state_dict& state) {
     try {
@@ -246,7 +251,7 @@ class save_path {
       save.planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), save.cost.plan_cached,
                                  others_write);
     } catch (...) {
-      if (plans_.planned_alone()) abort(save);  // who does not plan would wait for this rank's part
+      if (plans_.planned_alone()) abort(save.context);  // who does not plan would wait for this rank's part
       throw;
     }
     save.cost.plan_seconds = seconds_since(save.begin);
@@ -277,7 +282,7 @@ class save_path {
     } catch (...) {
       frozen_->forget();  // link_unchanged may have seen a change, which it tells once
       // The others may have planned from their caches, and learn it so.
-      abort(save);
+      abort(save.context);
       throw;
     }
   }
@@ -421,7 +426,8 @@ class save_path {
   owned<copy_checks> checks_;   // of checked{}; null: not asked for
   owned<apart_layouts> apart_;  // of link_unchanged; the same
   owned<tier_saves> held_;      // null: no tier
-  any_executor executor_;       // last: its destructor waits for jobs, which use all of the above
+  failed_saves failed_;
+  any_executor executor_;  // last: its destructor waits for jobs, which use all of the above
 };
 
 }  // namespace detail
