@@ -1062,6 +1062,32 @@ TEST_CASE("a checkpointer ends, although the store answers nothing to who ends i
   end(true);
 }
 
+TEST_CASE(
+    "a step that is still being saved is removed after that: all ranks wait, longer than for a message") {
+  place p;
+  auto options = patient();
+  options.peer_timeout = std::chrono::seconds(10);
+  std::latch gate(1);
+  p.faults->add(
+      {.kind = store_call::finish, .key_contains = "rank-00000", .action = [&](auto) { gate.wait(); }});
+  std::binary_semaphore returned{0};
+  std::jthread late([&] {
+    (void)returned.try_acquire_for(options.peer_timeout + std::chrono::seconds(3));
+    gate.count_down();
+  });
+  none_failed(p.ranks(2, [&](int rank, communicator comm) {
+    training_state t(rank, 2, small);
+    t.fill(1);
+    auto ckpt = p.open(std::move(comm), options);
+    const auto handle = ckpt.save(t.state, 1);
+    const auto why = thrown_by([&] { ckpt.remove(1); });
+    if (rank == 1) returned.release();
+    CHECK(why.text == "nothing");
+    handle.wait();
+    CHECK(ckpt.list().empty());
+  }));
+}
+
 TEST_CASE("a save whose plan is cached sends no message") {
   place p;
   std::barrier together(4);

@@ -10,6 +10,7 @@
 #include <cairn/checkpointer/unfinished_saves.hpp>
 #include <cairn/comm/collectives.hpp>
 #include <cairn/model/peer_watch.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
@@ -252,10 +253,15 @@ CAIRN_BODY void engine::remove(std::int64_t step) {
   in_->check_writable();
   if (in_->saves.all().any_of(step))
     in_->saves.check_unconfirmed();  // first: it may end only when it is confirmed
+  // remove() would end a save that is under way, and hide a commit from ranks that have not seen it yet.
+  if (detail::any_rank(in_->group, in_->saves.all().any_of(step), in_->peer_deadline())) {
+    in_->saves.all().wait_for_step(step);
+    const save_context c{.timeout = in_->options.timeout};
+    static_cast<void>(detail::any_rank(in_->group, false, in_->after_peers(c.longest())));
+  }
   static_cast<void>(read_once(
       in_->group,
       [&] {
-        in_->saves.all().wait_for_step(step);  // remove() would end a save that is under way
         in_->services->give_base_back(step);
         in_->services->writer().remove(step);
         return std::vector<std::byte>();
