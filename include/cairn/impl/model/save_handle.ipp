@@ -66,23 +66,27 @@ CAIRN_BODY void save_handle::wait_handed_over(std::chrono::nanoseconds timeout) 
 }
 
 CAIRN_BODY void save_handle::wait_written(std::chrono::nanoseconds timeout) const {
-  progress_->confirm(deadline::in(timeout));
-  progress_->wait_written(deadline::in(timeout));
+  const auto until = deadline::in(timeout);
+  progress_->confirm(until);
+  progress_->wait_written(until);
 }
 
 CAIRN_BODY void save_handle::wait_held(std::chrono::nanoseconds timeout) const {
-  progress_->confirm(deadline::in(timeout));
-  progress_->wait_held(deadline::in(timeout));
+  const auto until = deadline::in(timeout);
+  progress_->confirm(until);
+  progress_->wait_held(until);
 }
 
 CAIRN_BODY bool save_handle::wait_redundant(std::chrono::nanoseconds timeout) const {
-  progress_->confirm(deadline::in(timeout));
-  return progress_->wait_redundant(deadline::in(timeout));
+  const auto until = deadline::in(timeout);
+  progress_->confirm(until);
+  return progress_->wait_redundant(until);
 }
 
 CAIRN_BODY void save_handle::wait(std::chrono::nanoseconds timeout) const {
-  progress_->confirm(deadline::in(timeout));
-  progress_->wait_committed(deadline::in(timeout));
+  const auto until = deadline::in(timeout);
+  progress_->confirm(until);
+  progress_->wait_committed(until);
 }
 
 CAIRN_BODY std::int64_t save_handle::step() const {
