@@ -8,6 +8,7 @@
 #include <cairn/model/save_notes.hpp>
 #include <cairn/model/save_progress.hpp>
 #include <cairn/system/credential_broker.hpp>
+#include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/shared.hpp>
 #include <cairn/system/vector.hpp>
@@ -129,11 +130,13 @@ class worker_queue {
              {.rank = first.context().rank});
       }
       try {
-        for (const auto& save : saves_)
-          if (const auto why = save->unreported_failure())
-            link.send(frame_kind::failure, wire_writer().put(*save->number()).raw(encode_failure(why)).view(),
-                      until);
-        client_->tell_gone(first.context(), until);
+        to_worker([&] {
+          for (const auto& save : saves_)
+            if (const auto why = save->unreported_failure())
+              link.send(frame_kind::failure,
+                        wire_writer().put(*save->number()).raw(encode_failure(why)).view(), until);
+          client_->tell_gone(first.context(), until);
+        });
       } catch (const peer_error& e) {
         // What it said before it ended is read first: it may have committed.
         if (e.id() != error_id::peer_lost) throw;
@@ -156,11 +159,21 @@ class worker_queue {
         return saves_.pop_front();
       }
       case frame_kind::question:
-        return answer_worker(link, *frame, until);
+        return to_worker([&] { answer_worker(link, *frame, until); });
       case frame_kind::refused:
         std::rethrow_exception(decode_failure(in, first.context().rank));
       default:
         fail(error_id::peer_bad_message, "a worker sent a message that is not for trainers");
+    }
+  }
+  /// Calls send(). A worker that does not take all of a message in time is killed: what it has got is none.
+  template <class Send>
+  void to_worker(Send&& send) {
+    try {
+      send();
+    } catch (const timeout_error&) {
+      static_cast<void>(client_->process().kill_and_describe());
+      throw;
     }
   }
   /// Something went wrong with the worker, or it refused the first save.
