@@ -47,7 +47,8 @@ template <class... Options>
 /// call (usage_wrong_process), and its destructor does nothing. The state_dict may be changed or destroyed
 /// once save() has returned; the memory must stay valid and unchanged until the save is `released`.
 ///
-/// The destructor waits, at most for the timeout, until memory is released and saves have ended; it
+/// The destructor waits until memory is released and saves have ended, at most until three times the timeout
+/// and 10 s after the last save(), and 10 s more where the store does not answer to who ends failed saves; it
 /// reports failures on stderr and to the observer, and never throws. While an exception unwinds, it gives
 /// up an unconfirmed overlapped save; otherwise the save goes on, and a line on stderr says that its
 /// memory was not compared, as close() compares it.
