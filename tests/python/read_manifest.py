@@ -7,6 +7,7 @@ usage: read_manifest.py FILE
 Digests are not checked (the standard library has no XXH3). Exits with 1 where the file breaks a rule.
 """
 
+import collections
 import struct
 import sys
 
@@ -17,6 +18,11 @@ DTYPES = ["BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "F16", "
 
 class Broken(Exception):
     pass
+
+
+Item = collections.namedtuple("Item", "name kind dtype shape per_rank codec chunks")  # chunks: [(rank, offsets, sizes)]
+Record = collections.namedtuple("Record", "step attempt files bytes digest")
+Manifest = collections.namedtuple("Manifest", "step attempt world per_file per_directory items records said")
 
 
 def require(condition, what):
@@ -92,11 +98,11 @@ def progression(data, dimensions):
 def definition(part):
     data = Bytes(part)
     kind, dtype, flags, dimensions = data.take(4)
-    require(data.number() == 0, "a codec")
+    codec = data.number()
     shape = data.numbers(dimensions)
     chunks = [c for _ in range(data.number()) for c in progression(data, dimensions)]
     data.finish()
-    return f"{KINDS[kind]} {DTYPES[dtype]} {shape}" + (" per rank" if flags else ""), chunks
+    return Item("", KINDS[kind], DTYPES[dtype], shape, flags == 1, codec, chunks)
 
 
 def items_of(sections, count):
@@ -107,7 +113,7 @@ def items_of(sections, count):
         for i in range(min(16, count - done)):
             kept = data.number() if i else 0
             name = name[:kept] + data.take(data.number())
-            yield (name.decode(), *definition(definitions[data.number()]))
+            yield definition(definitions[data.number()])._replace(name=name.decode())
         data.finish()
         done += 16
 
@@ -126,7 +132,7 @@ def records_of(section, world):
 
     columns = [column() for _ in range(4)] + [data.fixed(f"{world}Q")]
     data.finish()
-    return zip(*columns)
+    return [Record(*values) for values in zip(*columns)]
 
 
 def said(section):
@@ -147,21 +153,29 @@ def said(section):
     return [f"state version {version}"] + lines
 
 
-def main(path):
-    with open(path, "rb") as file:
-        data = file.read()
+def manifest_of(data):
     magic, major, _, required, _, count, total = struct.unpack_from("<8sHHIIIQ", data)
     require(magic == b"cairnman" and major == 2 and required <= 1 and total == len(data), "the header is wrong")
     per_file, per_directory = struct.unpack_from("<ii", data, 96) if required else (1, 0)
     require(1 <= per_file <= 64 and per_directory >= 0, "files are placed in an impossible way")
+    step, attempt = struct.unpack_from("<qQ", data, 48)
     world, items = struct.unpack_from("<iI", data, 80)
-    print(f"step {struct.unpack_from('<q', data, 48)[0]}, {world} ranks")
     sections = sections_of(data, count)
-    for name, what, chunks in items_of(sections, items):
-        print(f"{name}: {what}: " + ", ".join(f"rank {r} {o} {s}" for r, o, s in sorted(chunks)))
-    for rank, (step, attempt, files, size, digest) in enumerate(records_of(sections[9], world)):
-        print(f"record of rank {rank}: step {step}, attempt {attempt:016x}, {files} files, {size} bytes, {digest:x}")
-    for line in said(sections[10]) if 10 in sections else []:
+    return Manifest(step, attempt, world, per_file, per_directory, list(items_of(sections, items)),
+                    records_of(sections[9], world), said(sections[10]) if 10 in sections else [])
+
+
+def main(path):
+    with open(path, "rb") as file:
+        manifest = manifest_of(file.read())
+    print(f"step {manifest.step}, {manifest.world} ranks")
+    for item in manifest.items:
+        require(item.codec == 0, "a codec")
+        what = f"{item.kind} {item.dtype} {item.shape}" + (" per rank" if item.per_rank else "")
+        print(f"{item.name}: {what}: " + ", ".join(f"rank {r} {o} {s}" for r, o, s in sorted(item.chunks)))
+    for rank, r in enumerate(manifest.records):
+        print(f"record of rank {rank}: step {r.step}, attempt {r.attempt:016x}, {r.files} files, {r.bytes} bytes, {r.digest:x}")
+    for line in manifest.said:
         print(line)
 
 
