@@ -14,7 +14,8 @@ import tempfile
 
 sys.path.append(f"{os.path.dirname(os.path.abspath(__file__))}/python")
 import read_checkpoint  # pylint: disable=wrong-import-position
-from programs import run  # pylint: disable=wrong-import-position
+from files_of_step import files_of_step  # pylint: disable=wrong-import-position
+from programs import expect, run  # pylint: disable=wrong-import-position
 from read_checkpoint import Broken, Checkpoint, digest  # pylint: disable=wrong-import-position
 
 
@@ -46,6 +47,19 @@ def check_damage(step):
             raise AssertionError(f"nothing was noticed of damage in byte {at} of {file}")
 
 
+def check_stock_readers(root, steps):
+    """They take the files that docs/interop.md names: no others, and none is forgotten."""
+    for step in steps:
+        named = sorted(file for file in Checkpoint(step).files if file.suffix == ".safetensors")
+        assert files_of_step(step) == named, f"{step}: {files_of_step(step)}, not {named}"
+    try:
+        import safetensors  # pylint: disable=import-outside-toplevel,unused-import
+    except ImportError:
+        return
+    told = run(sys.executable, f"{os.path.dirname(__file__)}/python/check_safetensors.py", root)
+    expect(told, r"again/step-00000002: 6 files, 18 tensors")
+
+
 def main(helper):
     with tempfile.TemporaryDirectory() as root:
         expected = set(run(helper, root).splitlines())
@@ -57,6 +71,7 @@ def main(helper):
         got = set().union(*(lines_of(step.parent.name, step) for step in steps))
         assert got == expected, f"not there: {sorted(expected - got)}\nnot expected: {sorted(got - expected)}"
         assert "compressed" not in kinds or forms == {0, 1, 2}, f"only these forms of frames were there: {forms}"
+        check_stock_readers(root, steps)
         for kind in kinds - {"again"}:
             check_damage(pathlib.Path(root, kind, "step-00000001"))
         print(f"{len(steps)} checkpoints of {len(kinds)} kinds are read as they were saved")

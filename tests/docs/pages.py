@@ -17,7 +17,7 @@ code that readers do not see:
   <!-- hidden CODE -->  no block follows: CODE stands at namespace scope.
   <!-- check: NAME CODE --> no block follows: CODE is the body of a function, which the program runs.
 
-A ```c block stands below <!-- from: FILE -->, and a ```cpp or ```sh block may: --check sees that its lines stand in that file of the tree,
+A ```c block stands below <!-- from: FILE -->, and a ```cpp, ```sh or ```python block may: --check sees that its lines stand in that file of the tree,
 one after another, which the tests compile and run.
 """
 import pathlib
@@ -96,7 +96,7 @@ def parse(page, text):
             if fence in ("c", "cpp") and (not waiting or fence == "c" and not copy):
                 wanted = "from" if fence == "c" else "run, more, declare, from"
                 raise PageError(f"{page}:{first + 1}: a {fence} block without a comment above it ({wanted})")
-            if copy and fence in ("c", "cpp", "sh"):
+            if copy and fence in ("c", "cpp", "sh", "python"):
                 copies.append((waiting[0], Piece(page, first + 2, code)))
                 waiting = None
             elif fence == "cpp":
@@ -292,13 +292,14 @@ def self_test():
         (root / "include" / "a.hpp").write_text('f("this is what went wrong"); // docs/errors.md#three\n')
         (root / "a.c").write_text("int x;\nint y;\nint z;\n")
         (root / "docs" / "c.md").write_text(
-            "# C\nAfter this page all is well.\n<!-- from: a.c -->\n```c\nint y;\nint z;\n```\n<!-- from: a.c -->\n```cpp\nint x;\nint z;\n```\n")
+            "# C\nAfter this page all is well.\n<!-- from: a.c -->\n```c\nint y;\nint z;\n```\n<!-- from: a.c -->\n```cpp\nint x;\nint z;\n```\n"
+            "<!-- from: a.c -->\n```python\nint w;\n```\n")
         (root / "docs" / "errors.md").write_text(
             "# One\n```text\n[cairn.x] this is what went wrong (rank 1)\n[cairn.y] nobody says such a thing\n```\n")
         problems = check_pages(root)
-        assert len(problems) == 6, problems
+        assert len(problems) == 7, problems
         for part in ("#two, which has no such heading", "gone.md, which is not there", "a.hpp: links to docs/errors.md#three",
-                     "errors.md:4: no header", "c.md:10: these lines do not stand in a.c",
+                     "errors.md:4: no header", "c.md:10: these lines do not stand in a.c", "c.md:15: these lines",
                      "errors.md: does not begin"):
             assert any(part in p for p in problems), (part, problems)
     print("pages.py: notices what it should")

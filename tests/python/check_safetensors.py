@@ -4,7 +4,8 @@
 
 usage: check_safetensors.py DIRECTORY
 
-Every directory below DIRECTORY that holds *.safetensors is one checkpoint. Each file must open, give the bytes that
+Every directory below DIRECTORY that holds manifest.cairn is one checkpoint, with the files of the save that this names; so is any other that holds
+*.safetensors. Each file must open, give the bytes that
 stand in it, and place every tensor by DCP_SHARDING_INFO, unless all of its tensors are whole; together the files must
 cover each tensor exactly once. A file expected.json beside them, {key: {"dtype": "F32", "shape": [4, 3], "hex": bytes}} (or "sha256" in place of "hex"), says
 what must come out. Files that ranks share end with their records, cairn.records@rank00000: bytes behind all data, and no part of the state. Prints one line for each tensor; exits with 1 at the first difference.
@@ -18,6 +19,8 @@ import sys
 
 import numpy
 import safetensors
+
+from files_of_step import files_of_step
 
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F16": 16,
         "BF16": 16, "F32": 32, "F64": 64, "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F6_E2M3": 6,
@@ -104,7 +107,7 @@ def ranks_in_records(dtype, shape, raw):
     ranks = 0
     while raw[:-128 * ranks or None][-128:].startswith(b"cairnrec"):
         ranks += 1
-    require(ranks > 1, "there are no headers of records")
+    require(ranks > 0, "there are no headers of records")
     return ranks
 
 
@@ -144,8 +147,12 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     checkpoints = 0
-    for directory, _, names in sorted(os.walk(sys.argv[1])):
+    for directory, below, names in os.walk(sys.argv[1]):
+        below.sort()
         files = [name for name in names if name.endswith(".safetensors")]
+        if "manifest.cairn" in names:
+            files = [os.path.relpath(file, directory) for file in files_of_step(directory)]
+            below.clear()
         if not files:
             continue
         checkpoints += 1
