@@ -13,7 +13,7 @@
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/system/digest.hpp>
-#if defined(CAIRN_USES_ZSTD)
+#if CAIRN_USES_ZSTD + 0
 #include <cairn/storage/compressed/compressed_storage.hpp>
 #include <cairn/storage/compressed/zstd_codec.hpp>
 #endif
@@ -223,7 +223,7 @@ int main(int argc, char** argv) {
     save(again, 2, 4, {2});
     tell("again", 1, 2, 3);
     tell("again", 2, 2, 4);
-#if defined(CAIRN_USES_ZSTD)
+#if CAIRN_USES_ZSTD + 0
     save(
         cairn::compressed_storage{
             cairn::file_store{root + "/compressed"}, cairn::zstd_codec{}, {.frame_bytes = 1 << 16}},
