@@ -21,6 +21,7 @@
 #include "support/rounds.hpp"
 #include "support/saved_world.hpp"
 #include "support/scratch_directory.hpp"
+#include "support/stored_sample.hpp"
 #include "support/watched_file_system.hpp"
 
 #include <doctest/doctest.h>
@@ -771,6 +772,18 @@ TEST_CASE("ranks that share files: one file for each so many, which is a safeten
     for (std::size_t at = 0; at < file.size(); at += at < 1500 ? 7 : 61) {
       auto changed = file;
       changed[at] ^= std::byte{1};
+      d.objects.remove(d.keys()[2]);
+      d.objects.put_new(cairn::data_key(5, 2, attempt, 0), changed);
+      auto again = d.reader.open(5, d.reader.fetch(5));
+      CHECK_MESSAGE(failure_of([&] { d.reader.verify(again, soon()); }).id.has_value(), at);
+    }
+  }
+  SUBCASE("a header that says another dtype or global shape than the manifest is noticed") {
+    const auto changes = other_shapes_in(file);
+    CHECK(changes.size() > 10);
+    for (const auto& [at, byte] : changes) {
+      auto changed = file;
+      changed[at] = byte;
       d.objects.remove(d.keys()[2]);
       d.objects.put_new(cairn::data_key(5, 2, attempt, 0), changed);
       auto again = d.reader.open(5, d.reader.fetch(5));

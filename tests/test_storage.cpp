@@ -5,6 +5,7 @@
 // threaded
 #include <cairn/concepts/any_storage.hpp>
 #include <cairn/concepts/read_exchange.hpp>
+#include <cairn/manage/verify.hpp>
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
@@ -310,6 +311,33 @@ TEST_CASE("every flipped bit of data is found, by verification and by the load t
   CHECK(in_headers > 0);
   CHECK_FALSE(s.verify().id.has_value());
   CHECK_FALSE(s.load().id.has_value());
+}
+
+TEST_CASE("a header that says another dtype or global shape than the manifest is found") {
+  stored s;
+  std::size_t changes = 0;
+  for (const auto& key : s.keys(".safetensors")) {
+    const auto good = s.get(key);
+    for (const auto& [at, byte] : other_shapes_in(good)) {
+      CAPTURE(key);
+      CAPTURE(at);
+      auto bad = good;
+      bad[at] = byte;
+      s.put(key, bad);
+      CHECK(is_corrupt(s.verify()));
+      auto reader = s.afresh().reader();
+      std::vector<cairn::damage> found;
+      const auto report =
+          cairn::verify_checkpoint(reader, 4, {.found = [&](const auto& d) { found.push_back(d); }});
+      REQUIRE(report.damages == 1);
+      CHECK(found[0].file == key);
+      CHECK_FALSE(s.load().id.has_value());  // which does not trust the header
+      ++changes;
+    }
+    s.put(key, good);
+  }
+  CHECK(changes > 40);
+  CHECK_FALSE(s.verify().id.has_value());
 }
 
 TEST_CASE("every flipped bit of the manifest is found, and of records") {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <support/saved_world.hpp>
 #include <support/storage_conformance.hpp>
+#include <utility>
 #include <vector>
 
 namespace cairn_test {
@@ -56,6 +57,24 @@ struct stored_sample {
     });
   }
 };
+
+/// Places in a safetensors file, and what else may stand there in a valid header: another digit of a global shape,
+/// another dtype of the same size.
+inline std::vector<std::pair<std::size_t, std::byte>> other_shapes_in(const std::vector<std::byte>& file) {
+  const std::string text(reinterpret_cast<const char*>(file.data()), file.size());
+  std::vector<std::pair<std::size_t, std::byte>> changes;
+  const auto add = [&](std::size_t at, int c) { changes.emplace_back(at, static_cast<std::byte>(c)); };
+  const std::string shape = "global_shape\\\":[";
+  for (auto at = text.find(shape); at != std::string::npos; at = text.find(shape, at + 1))
+    for (auto digit = at + shape.size(); text[digit] != ']'; ++digit)
+      if (text[digit] != ',') add(digit, text[digit] ^ 1);
+  const std::string dtype = "\"dtype\":\"";
+  for (auto at = text.find(dtype); at != std::string::npos; at = text.find(dtype, at + 1))
+    if (const auto first = text[at + dtype.size()]; first == 'F' || first == 'U' || first == 'I')
+      add(at + dtype.size(), first == 'I' ? 'U' : 'I');
+  return changes;
+}
+
 inline bool is_corrupt(const told_failure& f) {
   return f.id && cairn::kind_of(*f.id) == cairn::error_kind::corrupt;
 }

@@ -252,7 +252,7 @@ class verification {
     if (shared)
       check_shared_header(header, checkpoint_, file);
     else
-      check_header(header, checkpoint_.record_of(file.rank), file);
+      check_header(header, checkpoint_, file);
     count(header.size());
   }
   void count(std::uint64_t bytes) {
@@ -406,8 +406,9 @@ class verification {
 
 }  // namespace detail
 
-/// Reads every byte of a checkpoint and compares all digests: of manifest, records, headers and blocks,
-/// and for compressed items (with the reader of a compressed_storage) also of their frames. It does not
+/// Reads every byte of a checkpoint and compares all digests: of manifest, records and blocks, and for compressed
+/// items (with the reader of a compressed_storage) also of their frames. Headers of data files, which have none,
+/// are compared with what manifest and records say: dtypes, shapes and places. It does not
 /// stop at the first damage, but calls `options.found` for each with the item, the file and the offset,
 /// and goes on to the end. Reads in parallel and changes nothing; it may run while a job trains and while
 /// others verify. Holds a lease where it reads the manifest from the store, that has leases, and this process may write

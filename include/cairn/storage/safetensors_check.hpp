@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/model/image_layout.hpp>
+#include <cairn/model/metadata.hpp>
 #include <cairn/storage/commit/record_collection.hpp>
 #include <cairn/storage/load/load_work.hpp>
 #include <cairn/storage/load/stored_checkpoint.hpp>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -39,11 +41,30 @@ inline void check_encoding(safetensors_header header, std::span<const std::byte>
          {.file = file.key, .offset = differs.first - again.begin()});
 }
 
-/// Checks that the header of a data file says what the record says of its items, and holds nothing else: not
-/// one bit of it may differ from what the writer makes of its entries. @throws corrupt_error
-inline void check_header(std::span<const std::byte> bytes, const stored_record& r, const load_file& file) {
+/// Whether the manifest gives a tensor the dtype and the global shape that an entry gives it.
+[[nodiscard]] inline bool is_as_in_manifest(const safetensors_entry& e, const metadata& m) {
+  std::string_view name = e.key;
+  const auto digits = name.find_last_not_of("0123456789") + 1;
+  const bool per_rank = digits < name.size() && name.substr(0, digits).ends_with("@rank");
+  if (per_rank) name = name.substr(0, digits - 5);
+  const auto* item = m.items.find(name);
+  if (item == nullptr || item->per_rank != per_rank || item->type != e.type) return false;
+  // The manifest does not say how long bytes are: their tensor is whole.
+  const auto& whole = item->kind == item_kind::bytes ? e.shape : item->global;
+  return (e.sharded ? e.global_shape : e.shape) == whole;
+}
+
+/// Checks that the header of a data file says what the manifest and the record say of its items, and holds nothing else:
+/// not one bit of it may differ from what the writer made of them. @throws corrupt_error
+/// @pre the record of the file's rank is there
+inline void check_header(std::span<const std::byte> bytes, const stored_checkpoint& checkpoint,
+                         const load_file& file) {
+  const auto& r = checkpoint.record_of(file.rank);
   auto header = decode_safetensors_header(bytes, file.bytes, file.key);
   for (const auto& e : header.entries) {
+    if (!is_as_in_manifest(e, checkpoint.metadata()))
+      fail(error_id::corrupt_bad_value, "the header of a data file and the manifest disagree about an item",
+           {.item = e.key, .file = file.key});
     const chunk box{e.sharded ? e.saved_offsets : extents::filled(e.shape.rank(), 0), e.shape};
     const auto* item = r.find(key_of(e.key, box));
     if (item == nullptr && e.type == dtype::u8 && e.shape.rank() == 1)
@@ -82,7 +103,8 @@ inline void check_shared_header(std::span<const std::byte> bytes, const stored_c
     return a->offset != b->offset ? a->offset < b->offset : a->bytes < b->bytes;
   });
   const auto bad = [&](const safetensors_entry& e) {
-    fail(error_id::corrupt_bad_value, "the header of a data file and the records disagree about an item",
+    fail(error_id::corrupt_bad_value,
+         "the header of a data file and the manifest or the records disagree about an item",
          {.item = e.key, .file = file.key, .offset = static_cast<std::int64_t>(bytes.size() + e.begin)});
   };
   // Each entry is filled by items of its key without a hole; empty ones may stand anywhere.
@@ -90,13 +112,13 @@ inline void check_shared_header(std::span<const std::byte> bytes, const stored_c
   std::size_t next = 0;
   for (const auto& e : header.entries) {
     if (file.index == 0 && e.key == shared_records_name(first)) {
-      if (&e != &header.entries.back() || e.end - e.begin != record_bytes) bad(e);
+      const extents all{static_cast<std::int64_t>(record_bytes)};
+      if (&e != &header.entries.back() || e.type != dtype::u8 || e.shape != all ||
+          (e.sharded && e.global_shape != all))
+        bad(e);
       continue;
     }
-    const auto* known = checkpoint.metadata().items.find(e.key);
-    if (e.sharded && known != nullptr && !known->per_rank && known->kind == item_kind::tensor &&
-        !(known->global == e.global_shape))
-      bad(e);
+    if (!is_as_in_manifest(e, checkpoint.metadata())) bad(e);
     const chunk box{e.sharded ? e.saved_offsets : extents::filled(e.shape.rank(), 0), e.shape};
     auto at = bytes.size() + e.begin;
     const auto end_of_entry = bytes.size() + e.end;

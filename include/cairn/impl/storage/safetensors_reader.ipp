@@ -365,7 +365,7 @@ CAIRN_BODY std::uint64_t safetensors_reader::check_header(const checkpoint_type&
   if (checkpoint.manifest().placement.shared())
     detail::check_shared_header(header, checkpoint, file);
   else
-    detail::check_header(header, checkpoint.record_of(file.rank), file);
+    detail::check_header(header, checkpoint, file);
   return length;
 }
 
