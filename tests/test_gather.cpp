@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <latch>
+#include <string>
 #include <vector>
 
 namespace {
@@ -52,9 +53,10 @@ void gather_save(cairn::thread_communicator& comm, std::span<const float> shard,
   for (int rank = 1; rank < comm.size(); ++rank) comm.send(rank, {}, until);
 }
 
-/// Runs body(checkpointer, state, shard, message counts) on each rank, after all ranks have saved step 1.
+/// Runs body(checkpointer, state, shard, message counts) on each rank, after all ranks have saved step 1. Rank 0 waits for
+/// the others for `timeout`.
 template <class Body>
-void with_cairn(const cairn::checkpointer_options& options, Body body) {
+void with_cairn(std::chrono::seconds timeout, Body body) {
   const cairn::memory_store store;
   on_each_rank([&](cairn::thread_communicator comm) {
     const auto rank = comm.rank();
@@ -63,6 +65,8 @@ void with_cairn(const cairn::checkpointer_options& options, Body body) {
     state.tensor("weights", shard, cairn::shard{{numbers * ranks}, {numbers * rank}});
     counting_communicator counting(std::move(comm));
     const auto counts = counting.counts();
+    cairn::checkpointer_options options{.timeout = std::chrono::minutes(5), .quiet = true};
+    if (rank == 0) options.timeout = timeout;
     cairn::checkpointer ckpt{store, std::move(counting), options};
     ckpt.save(state, 1).wait();  // all ranks plan together
     body(ckpt, state, shard, *counts);
@@ -91,7 +95,7 @@ TEST_CASE("a save that gathers stands still where a rank does not come") {
 
 TEST_CASE("a save of shards sends nothing, waits for nobody, and is committed when the others have come") {
   std::latch others_may_come(1);
-  with_cairn({.quiet = true}, [&](auto& ckpt, auto& state, auto& shard, auto& counts) {
+  with_cairn(std::chrono::minutes(5), [&](auto& ckpt, auto& state, auto& shard, auto& counts) {
     if (ckpt.rank() != 0) {
       others_may_come.wait();
       ckpt.save(state, 2).wait();
@@ -112,7 +116,7 @@ TEST_CASE("a save of shards sends nothing, waits for nobody, and is committed wh
 
 TEST_CASE("a save to which the others never come ends at its deadline and names who is missing") {
   std::latch others_may_end(1);
-  with_cairn({.timeout = std::chrono::seconds(5), .quiet = true}, [&](auto& ckpt, auto& state, auto&, auto&) {
+  with_cairn(std::chrono::seconds(5), [&](auto& ckpt, auto& state, auto&, auto&) {
     if (ckpt.rank() != 0) {
       others_may_end.wait();
       CHECK(ckpt.list() == std::vector<std::int64_t>{1});  // a collective call: the ranks are still together
@@ -129,5 +133,41 @@ TEST_CASE("a save to which the others never come ends at its deadline and names 
     }
     end.now();
     CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+  });
+}
+
+TEST_CASE(
+    "after a save() that one rank called alone, the next one says that the ranks have counted otherwise") {
+  std::latch others_have_written(ranks - 1);
+  std::latch others_may_end(1);
+  with_cairn(std::chrono::seconds(5), [&](auto& ckpt, auto& state, auto&, auto&) {
+    const bool alone = ckpt.rank() == 0;
+    // Refused at once, so that nobody waits for its deadline, and counted all the same.
+    if (alone) CHECK_THROWS_AS(ckpt.save(state, -1), cairn::usage_error);
+    if (!alone) {
+      at_end written{others_have_written};
+      auto handle = ckpt.save(state, 3);
+      handle.wait_written();
+      written.now();
+      others_may_end.wait();
+      ckpt.remove(3);  // else they would wait for five minutes
+      CHECK_FALSE(handle.committed());
+      return;
+    }
+    at_end end{others_may_end};
+    others_have_written.wait();
+    auto handle = ckpt.save(state, 3);
+    try {
+      handle.wait();
+      FAIL_CHECK("a save was committed as two saves of a run");
+    } catch (const cairn::peer_error& e) {
+      CHECK(e.id() == cairn::error_id::peer_lost);
+      CHECK(e.fields().rank == 1);
+      CHECK(e.fields().got == "save 2");
+      CHECK(e.fields().expected == "save 3 of this run");
+      CHECK(std::string(e.what()).find("a save() was not called on all ranks") != std::string::npos);
+    }
+    end.now();
+    ckpt.remove(3);
   });
 }

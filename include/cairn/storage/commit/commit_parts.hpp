@@ -125,6 +125,8 @@ void identify(record_identity& r, const save_context& c) noexcept;
 [[noreturn]] void fail_absent(const save_context& c, std::int32_t rank, std::string_view what,
                               const std::string& file);
 [[noreturn]] void fail_missing(const save_context& c, list_view<const std::int32_t> missing);
+/// The error about a rank for which this step is the save `count` of the run, and for this rank another one.
+[[noreturn]] void fail_counts_differ(const save_context& c, std::int32_t rank, std::uint64_t count);
 [[noreturn]] void fail_lost(const save_context& c, list_view<const std::int32_t> lost);
 /// @throws plan_error naming those of `ranks` whose record is not of this save or plan.
 void check_agreement(const save_context& c, list_view<const std::int32_t> ranks,

@@ -72,6 +72,9 @@ class record_collection {
  private:
   /// @throws peer_error (peer_lost) if the record of a rank will never come.
   void end_if_lost();
+  /// At the deadline. @throws peer_error (peer_lost) if ranks that are missing have written this step as another
+  /// save of this run: not all ranks made each of the calls before.
+  void fail_if_counts_differ() const;
   [[nodiscard]] std::vector<std::int32_t> probe_small_world(std::uint64_t poll) const;
   /// Reads the records of missing ranks that a listing shows.
   [[nodiscard]] std::vector<std::int32_t> listed() const;

@@ -188,6 +188,17 @@ CAIRN_BODY void fail_missing(const save_context& c, list_view<const std::int32_t
        {.rank = missing.front()});
 }
 
+CAIRN_BODY void fail_counts_differ(const save_context& c, std::int32_t rank, std::uint64_t count) {
+  const auto mine = "save " + std::to_string(save_count_of(c.run, c.step, c.attempt)) + " of this run";
+  const auto theirs = "save " + std::to_string(count);
+  fail(error_id::peer_lost,
+       "step " + std::to_string(c.step) + " was not committed: rank " + std::to_string(rank) +
+           " has written it as " + theirs + ", and for rank " + std::to_string(c.rank) + " it is " + mine +
+           "; a save() was not called on all ranks, and no later save is committed until all of them begin "
+           "anew with another checkpointer",
+       {.rank = rank, .expected = mine, .got = theirs});
+}
+
 CAIRN_BODY void fail_lost(const save_context& c, list_view<const std::int32_t> lost) {
   fail(error_id::peer_lost,
        "step " + std::to_string(c.step) + " was not committed: " + ranks_text(lost) +

@@ -198,7 +198,29 @@ CAIRN_BODY vector<record_header> record_collection::collect(deadline until) {
       take(probe_records(store_, c_, place_, missing_));
       if (missing_.empty()) return std::move(headers_);
     }
+    fail_if_counts_differ();
     fail_missing(c_, missing_);
+  }
+}
+
+CAIRN_BODY void record_collection::fail_if_counts_differ() const {
+  vector<step_object> objects;
+  try {
+    objects = objects_.objects_of(c_.step);
+  } catch (const storage_error&) {
+    return;  // who is missing is known all the same
+  }
+  const auto ended = [&](std::uint64_t attempt) {  // such as an earlier try of this step
+    return detail::any_of(objects, [&](const auto& o) { return o.is_mark() && o.name.attempt == attempt; });
+  };
+  for (const auto& o : objects) {
+    if (!o.own || !o.is_file() || o.name.attempt == c_.attempt || !made_by(c_.run, c_.step, o.name.attempt) ||
+        ended(o.name.attempt))
+      continue;
+    const auto found =
+        detail::find_if(missing_, [&](auto rank) { return place_.first_of(rank) == o.name.rank; });
+    if (found != missing_.end())
+      fail_counts_differ(c_, *found, save_count_of(c_.run, c_.step, o.name.attempt));
   }
 }
 
