@@ -7,6 +7,7 @@
 #include <cairn/cairn.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/stores/basic_file_store.hpp>
+#include <cairn/system/digest.hpp>
 
 #include "support/counting_communicator.hpp"
 #include "support/disturbed_runs.hpp"
@@ -977,11 +978,11 @@ struct silent_store : place {
 /// Has the store answer after two minutes, so that who waits for it is told instead of hanging.
 class answers_at_last {
  public:
-  explicit answers_at_last(silent_store& s)
-      : thread_([this, &s] {
+  explicit answers_at_last(std::latch& gate)
+      : thread_([this, &gate] {
           if (over_.try_acquire_for(std::chrono::minutes(2))) return;
           late_ = true;
-          s.answer();
+          gate.count_down();
         }) {}
   /// Whether it came to that.
   [[nodiscard]] bool late() {
@@ -1010,7 +1011,7 @@ TEST_CASE(
       s.hush();
       const auto second = ckpt.save(t.state, 2);
       s.await_call();
-      answers_at_last watch(s);
+      answers_at_last watch(*s.gate);
       const auto third = ckpt.save(t.state, 3);
       const auto fourth = ckpt.save(t.state, 4);
       if (watch.late()) {
@@ -1043,7 +1044,7 @@ TEST_CASE("a checkpointer ends, although the store answers nothing to who ends i
       CHECK(thrown_by([&] { ckpt->save(t.state, 2).wait(); }).id);
     }
     s.hush();
-    answers_at_last watch(s);
+    answers_at_last watch(*s.gate);
     if (!reached) {
       (void)ckpt->save(t.state, 2);
       CHECK(ckpt->save(t.state, 3).failed());
@@ -1060,6 +1061,58 @@ TEST_CASE("a checkpointer ends, although the store answers nothing to who ends i
   };
   std::jthread other(end, false);
   end(true);
+}
+
+/// A file system that stops answering those who remove files.
+struct file_system_that_stops : cairn::posix_file_system {
+  std::shared_ptr<std::atomic<bool>> silent = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::latch> gate = std::make_shared<std::latch>(1);
+
+  [[nodiscard]] int unlink_at(int directory, const char* name) const {
+    if (*silent) gate->wait();
+    return posix_file_system::unlink_at(directory, name);
+  }
+};
+
+TEST_CASE("a run that resumed ends, although the store does not take its lease back") {
+  const auto end = [](bool closed) {
+    const scratch_directory root;
+    const file_system_that_stops fs;
+    const auto open = [&] {
+      return cairn::checkpointer{cairn::basic_file_store<file_system_that_stops>{root.path(), {}, fs},
+                                 cairn::checkpointer_options{.announce_run = true, .quiet = true}};
+    };
+    training_state t(0, 1, small);
+    t.fill(1);
+    {
+      auto first = open();
+      first.save(t.state, 1).wait();
+      first.close();
+    }
+    std::optional ckpt(open());
+    CHECK(ckpt->resume(t.state) == 1);
+    const auto others = [&] { return cairn::file_store{root.path()}.live_writers("").size(); };
+    CHECK(others() == 2);  // the lease, and that the run lives
+    answers_at_last watch(*fs.gate);
+    *fs.silent = true;
+    if (closed) (void)thrown_by([&] { ckpt->close(); });
+    ckpt.reset();
+    if (watch.late()) {
+      FAIL_CHECK("the end of a run waits for a store that answers nothing");
+      return;
+    }
+    *fs.silent = false;
+    fs.gate->count_down();
+    for (const auto until = cairn::deadline::in(std::chrono::minutes(2)); others() != 0 && !until.passed();)
+      std::this_thread::yield();
+    CHECK(others() == 0);
+  };
+  SUBCASE("by close()") {
+    end(true);
+  }
+  SUBCASE("by its destructor") {
+    end(false);
+  }
 }
 
 TEST_CASE(

@@ -78,11 +78,31 @@ class restart_journal {
       if (own_ && *own_ <= step) own_.reset();
     });
   }
-  /// How this run ends says nothing against what it resumed from: it ends in good order, whether or not it has saved
-  /// anything, or came as far as a save that the store failed.
-  void excused(any_writer& writer, event_reporter& reporter) noexcept {
+  [[nodiscard]] bool has_own() noexcept {
     const std::lock_guard lock(mutex_);
-    forget_own(writer, reporter);
+    return own_.has_value();
+  }
+  /// How this run ends says nothing against what it resumed from: it ends in good order, whether or not it has saved
+  /// anything, or came as far as a save that the store failed. Returns what to tell(); null where all went well.
+  [[nodiscard]] std::exception_ptr excused(any_writer& writer) noexcept {
+    std::optional<std::int64_t> forgotten;
+    run_id run;
+    {
+      const std::lock_guard lock(mutex_);
+      forgotten = std::exchange(own_, std::nullopt);
+      run = run_;
+    }
+    if (!forgotten) return nullptr;
+    try {
+      writer.forget_restart(run, *forgotten);  // without the lock: it may take as long as the store likes
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+  static void tell(event_reporter& reporter, const std::exception_ptr& failure) noexcept {
+    if (failure == nullptr) return;
+    guarded(reporter, [&] { std::rethrow_exception(failure); });
   }
 
  private:

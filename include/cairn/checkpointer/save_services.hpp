@@ -12,10 +12,15 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/observe/save_history.hpp>
+#include <cairn/system/background_thread.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/shared.hpp>
 #include <cairn/system/vector.hpp>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -38,9 +43,12 @@ class save_services {
         reader_(std::move(reader)),
         reporter_(std::move(observer), rank, options.quiet),
         history_(options.mean_time_between_failures),
-        restarts_(rank, options.read_only ? 0 : options.max_restarts),
+        restarts_(detail::make_shared<restart_journal>(rank, options.read_only ? 0 : options.max_restarts)),
         rank_(rank),
         announces_(options.announce_run && !options.read_only) {}
+  save_services(const save_services&) = delete;
+  save_services& operator=(const save_services&) = delete;
+  ~save_services() { end_holds(nullptr); }
 
   [[nodiscard]] any_writer& writer() noexcept { return writer_; }
   [[nodiscard]] any_reader& reader() noexcept { return reader_; }
@@ -64,20 +72,14 @@ class save_services {
   /// For rank 0, when a run resumes and when it ends.
   [[nodiscard]] std::vector<std::int64_t> crash_looping(
       std::optional<std::vector<std::int64_t>> noted) noexcept {
-    return restarts_.crash_looping(writer_, std::move(noted), reporter_);
+    return restarts_->crash_looping(writer_, std::move(noted), reporter_);
   }
   void resumed(const run_id& run, std::int64_t step) noexcept {
-    restarts_.resumed(writer_, run, step, reporter_);
+    restarts_->resumed(writer_, run, step, reporter_);
   }
   /// As resumed(), by load() or refresh().
-  void loaded(std::int64_t step) noexcept { restarts_.loaded(writer_, step, reporter_); }
-  void closed() noexcept {
-    restarts_.excused(writer_, reporter_);
-    hold_base({});
-    const std::lock_guard lock(life_mutex_);
-    life_shown_ = true;  // not again
-    life_.reset();
-  }
+  void loaded(std::int64_t step) noexcept { restarts_->loaded(writer_, step, reporter_); }
+  void closed() noexcept { end_holds(restarts_->has_own() ? restarts_ : nullptr); }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which
   /// keeps it until the run has committed, so that it stays whoever else tidies up.
   void set_base_step(std::int64_t step, checkpoint_lease lease = {}) noexcept {
@@ -132,10 +134,10 @@ class save_services {
       held_reported_ = false;
       history_.committed(report, aside);
       hold_base({});
-      restarts_.committed(writer_, report.step, reporter_);
+      restarts_->committed(writer_, report.step, reporter_);
       show_life();
     }
-    if (is_of_store(failure)) restarts_.excused(writer_, reporter_);
+    if (is_of_store(failure)) restart_journal::tell(reporter_, restarts_->excused(writer_));
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
     if (retaining_ != nullptr) retaining_->ended(report.step, failure == nullptr, listing, journal);
@@ -180,6 +182,45 @@ class save_services {
     const std::lock_guard lock(mutex_);
     return base_lease_.held() && base_lease_.step() == step;
   }
+  /// Ends what shows in the store that this run lives and what it stands on; and its note among `notes`, if any. A thread
+  /// does it, and is left behind where it does not come to an end in time: the store may answer nothing, and a program
+  /// is to end.
+  void end_holds(std::shared_ptr<restart_journal> notes) noexcept {
+    struct holds {
+      holds(any_writer of, std::shared_ptr<restart_journal> noted)
+          : writer(std::move(of)), notes(std::move(noted)) {}
+      any_writer writer;  // last to go: it keeps the store
+      std::shared_ptr<restart_journal> notes;
+      checkpoint_lease base = {};
+      std::shared_ptr<void> life = {};
+      std::exception_ptr failure = nullptr;
+      void end() noexcept {
+        if (notes != nullptr) failure = notes->excused(writer);
+        base.release();
+        life.reset();
+      }
+    };
+    try {
+      const auto all = detail::make_shared<holds>(writer_, std::move(notes));
+      {
+        const std::lock_guard lock(mutex_);
+        all->base = std::exchange(base_lease_, {});
+      }
+      {
+        const std::lock_guard lock(life_mutex_);
+        all->life = std::move(life_);
+        life_shown_ = true;  // not again
+      }
+      if (all->base.step() < 0 && all->life == nullptr && all->notes == nullptr) return;
+      background_thread thread;
+      if (!thread.start("cairn end", [all] { all->end(); }))
+        all->end();
+      else if (!thread.join(deadline::in(longest_end)))
+        return;
+      restart_journal::tell(reporter_, all->failure);
+    } catch (...) {  // no memory: they end here
+    }
+  }
   void hold_base(checkpoint_lease next) noexcept {
     checkpoint_lease ended;  // outside of the lock: it may take a request
     const std::lock_guard lock(mutex_);
@@ -215,11 +256,13 @@ class save_services {
         return "checkpoints are read without a lease, another process may remove one meanwhile: " + why;
       });
   }
+  static constexpr std::chrono::seconds longest_end{5};
+
   any_writer writer_;
   any_reader reader_;
   event_reporter reporter_;
   save_history history_;
-  restart_journal restarts_;
+  const std::shared_ptr<restart_journal> restarts_;
   int rank_;
   bool announces_;
   run_id run_;
