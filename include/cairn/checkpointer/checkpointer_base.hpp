@@ -48,8 +48,8 @@ template <class... Options>
 /// once save() has returned; the memory must stay valid and unchanged until the save is `released`.
 ///
 /// The destructor waits until memory is released and saves have ended, at most until three times the timeout
-/// and 10 s after the last save(), and 10 s more where the store does not answer to who ends failed saves; it
-/// reports failures on stderr and to the observer, and never throws. While an exception unwinds, it gives
+/// and 10 s after the last save(), and 15 s more where the store does not answer to who ends failed saves and gives
+/// leases back; it reports failures on stderr and to the observer, and never throws. While an exception unwinds, it gives
 /// up an unconfirmed overlapped save; otherwise the save goes on, and a line on stderr says that its
 /// memory was not compared, as close() compares it.
 class checkpointer_base {
