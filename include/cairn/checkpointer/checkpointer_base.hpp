@@ -234,7 +234,8 @@ class checkpointer_base {
   void unpin(std::int64_t step) { engine_.open().pin(step, false); }
   /// The steps that are pinned, ascending. Collective.
   [[nodiscard]] std::vector<std::int64_t> pinned() { return engine_.open().pinned(); }
-  /// Removes a checkpoint. No error if there is none. Waits for the end of a save of this run that is of this step.
+  /// Removes a checkpoint. No error if there is none. Waits for the end of a save of this step by this run; one that
+  /// rank 0 does not make any more is ended.
   /// @throws storage_error (storage_leased) naming who reads it, or (storage_pinned); it removes nothing then.
   void remove(std::int64_t step) { engine_.open().remove(step); }
   /// Renames the manifest of this checkpoint to `manifest.damaged.0`, or a higher number: the checkpoint no longer

@@ -11,6 +11,7 @@
 #include <cairn/comm/collectives.hpp>
 #include <cairn/model/peer_watch.hpp>
 #include <cairn/model/save_context.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/owned.hpp>
 #include <cairn/system/shared.hpp>
@@ -253,11 +254,22 @@ CAIRN_BODY void engine::remove(std::int64_t step) {
   in_->check_writable();
   if (in_->saves.all().any_of(step))
     in_->saves.check_unconfirmed();  // first: it may end only when it is confirmed
-  // remove() would end a save that is under way, and hide a commit from ranks that have not seen it yet.
   if (detail::any_rank(in_->group, in_->saves.all().any_of(step), in_->peer_deadline())) {
-    in_->saves.all().wait_for_step(step);
     const save_context c{.timeout = in_->options.timeout};
-    static_cast<void>(detail::any_rank(in_->group, false, in_->after_peers(c.longest())));
+    // What follows ends saves that are under way: not that of rank 0, which it waits for, ...
+    const auto committed = read_once(
+        in_->group,
+        [&] {
+          in_->saves.all().wait_for_step(step);
+          const auto steps = in_->services->reader().list_from(step);
+          return std::vector<std::byte>(detail::contains(steps, step) ? 1 : 0);
+        },
+        in_->after_peers(c.longest()));
+    // ... and it hides no commit from ranks that have not seen it yet.
+    if (!committed.empty()) {
+      in_->saves.all().wait_for_step(step);
+      static_cast<void>(detail::any_rank(in_->group, false, in_->after_peers(c.longest())));
+    }
   }
   static_cast<void>(read_once(
       in_->group,
