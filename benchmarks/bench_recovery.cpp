@@ -6,11 +6,12 @@
 //   partner, parity: a host is lost with its tier; its image is made again from what the others keep, against the same
 //     bytes over the same communicator alone, and ISA-L alone. Ranks are processes, hosts are directories, the network is
 //     the loopback.
-//   chain: 8 processes as 4 hosts that save every step; one rank is killed, or a host with its tier. From the kill until
-//     all ranks hold the next step, part by part:
-//       detect      until the last rank that is left has been told
-//       end         until all of their processes have ended
-//       start       until the processes of the new run have met, with their checkpointers
+//   chain: 8 processes as 4 hosts that save every step; one rank is killed, or a host with its tier. The others go on in
+//     their processes, with new checkpointers; those that were killed are started again. From the kill until all ranks hold
+//     the next step, part by part:
+//       detect      until the last rank that is left knows
+//       end         until the last of them has given its checkpointer up
+//       start       until all ranks have met, with new checkpointers
 //       agree       resume() until the state is read: what there is, which step, what is lost is made again
 //       read        the state
 //       first step  until that step is held
@@ -129,12 +130,17 @@ class told_load {
   double* seconds_;
 };
 
+socket_communicator meet(const memory_directory& place, const std::string& name, int rank, int ranks,
+                         socket_protection protect) {
+  return socket_communicator(socket_job::in_file(place.meeting(name), rank, ranks),
+                             {.protection = protect, .address = "127.0.0.1"});
+}
+
 /// A rank of a job on several hosts, of which each has a directory. One composition for all: the compiler takes its time for
 /// each.
 template <class Redundancy>
-auto make_rank(const memory_directory& place, int host, int rank, int ranks, const std::string& meeting,
-               socket_protection protect, int keep, std::uint64_t persist_every, Redundancy by,
-               double& read) {
+auto make_rank(const memory_directory& place, int host, socket_communicator ranks, int keep,
+               std::uint64_t persist_every, Redundancy by, double& read) {
   by.every = 1;
   by.failure_group = place.host(host);
   return checkpointer{file_store{place.store()},
@@ -143,8 +149,7 @@ auto make_rank(const memory_directory& place, int host, int rank, int ranks, con
                       keep_last(1),
                       std::move(by),
                       tls_links{{.address = "127.0.0.1"}},
-                      socket_communicator(socket_job::in_file(place.meeting(meeting), rank, ranks),
-                                          {.protection = protect, .address = "127.0.0.1"}),
+                      std::move(ranks),
                       told_load(read),
                       overlapped{},
                       quiet()};
@@ -288,8 +293,7 @@ class lost_host {
         rank_(rank),
         ranks_(ranks),
         mine_(o.image_bytes, rank, ranks),
-        twin_(socket_communicator(socket_job::in_file(place_.meeting("twin"), rank_, ranks_),
-                                  {.protection = protect_, .address = "127.0.0.1"})) {}
+        twin_(meet(place_, "twin", rank_, ranks_, protect_)) {}
 
   void turn(int number, int what, std::array<double, 8>& told) {
     switch (what) {
@@ -357,7 +361,8 @@ class lost_host {
   [[nodiscard]] int senders() const { return ranks_ == 2 ? 1 : ranks_ - 1; }
   void together() { twin_.barrier(ample()); }
   [[nodiscard]] auto make(const std::string& meeting) {
-    return make_rank(place_, rank_, rank_, ranks_, meeting, protect_, 1, UINT64_MAX, by_, read_);
+    return make_rank(place_, rank_, meet(place_, meeting, rank_, ranks_, protect_), 1, UINT64_MAX, by_,
+                     read_);
   }
 
   const memory_directory& place_;
@@ -422,13 +427,15 @@ struct chain_words {
   struct of_rank {
     std::atomic<std::int64_t> held{-1};       ///< the newest step that this rank holds
     std::atomic<std::int64_t> resumed{-1};    ///< the step with which it went on
-    std::atomic<std::int64_t> detected{0};    ///< when it was told that a rank is gone
+    std::atomic<std::int64_t> detected{0};    ///< when it knew that a rank is gone
+    std::atomic<std::int64_t> ended{0};       ///< when it had given its checkpointer up
     std::atomic<std::int64_t> built{0};       ///< when it had its checkpointer
     std::atomic<std::int64_t> loaded{0};      ///< when resume() returned
     std::atomic<std::int64_t> first_held{0};  ///< when it held its first step
     std::atomic<double> read{0};              ///< seconds of resume() in which the state was read
   };
   std::array<of_rank, chain_ranks> ranks;
+  std::atomic<int> life{0};  ///< how often the ranks have been asked to meet
 };
 
 class chain {
@@ -545,10 +552,17 @@ class chain {
     for (const int each : {2 * host, 2 * host + 1})
       if (whole_host || each == rank) ::kill(pids_[static_cast<std::size_t>(each)], SIGKILL);
     for (const auto& r : words_->ranks) newest = std::min(newest, r.held.load());
-    for (auto& pid : pids_) ::waitpid(std::exchange(pid, 0), nullptr, 0);
-    const auto ended = steady_now();
-    std::int64_t told = killed;
-    for (const auto& r : words_->ranks) told = std::max(told, r.detected.load());
+    for (const int each : {2 * host, 2 * host + 1})
+      if (whole_host || each == rank)
+        ::waitpid(std::exchange(pids_[static_cast<std::size_t>(each)], 0), nullptr, 0);
+    const auto all_ended = [&] {
+      for (std::size_t i = 0; i < pids_.size(); ++i)
+        if (pids_[i] > 0 && words_->ranks[i].ended == 0) return false;
+      return true;
+    };
+    await("the ranks that are left do not end", all_ended);
+    const auto ended = std::max(killed, most(&chain_words::of_rank::ended));
+    const auto told = std::max(killed, most(&chain_words::of_rank::detected));
     if (whole_host) fs::remove_all(place_.host(host));
     const auto again = steady_now();
     start();
@@ -571,11 +585,13 @@ class chain {
             seconds(loaded, first),
             seconds(killed, ended) + seconds(again, first)};
   }
+  /// Asks all ranks to meet, and starts those that have no process.
   void start() {
-    ++lives_;
-    for (auto& r : words_->ranks) r.held = -1, r.resumed = -1, r.detected = 0, r.first_held = 0;
+    for (auto& r : words_->ranks) r.held = -1, r.resumed = -1, r.detected = 0, r.ended = 0, r.first_held = 0;
+    ++words_->life;
     std::fflush(nullptr);
     for (int rank = 0; rank < chain_ranks; ++rank) {
+      if (pids_[static_cast<std::size_t>(rank)] > 0) continue;
       const auto pid = ::fork();
       need(pid >= 0, "no process for a rank");
       if (pid > 0) {
@@ -584,48 +600,66 @@ class chain {
       }
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       try {
-        train(rank);
-      } catch (const peer_error&) {  // another one was killed
-      } catch (const timeout_error&) {
+        rank_state mine(o_.chain_bytes, rank, chain_ranks);
+        for (;;) {
+          const int life = words_->life;
+          train(rank, life, mine);
+          words_->ranks[static_cast<std::size_t>(rank)].ended = steady_now();
+          while (words_->life == life) ::usleep(500);
+        }
       } catch (const std::exception& e) {
         std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
       }
-      ::_exit(0);
+      ::_exit(1);
     }
   }
-  /// A program that saves every step, and goes on from the newest.
-  void train(int rank) {
+  /// Saves every step, and goes on from the newest, until another rank is gone.
+  void train(int rank, int life, rank_state& mine) {
     auto& word = words_->ranks[static_cast<std::size_t>(rank)];
-    rank_state mine(o_.chain_bytes, rank, chain_ranks);
-    double read = 0;
-    auto ckpt = make_rank(place_, rank / 2, rank, chain_ranks, std::to_string(lives_),
-                          socket_protection::encrypted, 2, 10, partner_copies{}, read);
-    word.built = steady_now();
+    struct somebody_is_gone {};
     try {
-      auto step = ckpt.resume(mine.state()).value_or(0);
-      word.read = read;
-      word.loaded = steady_now();
-      word.resumed = step;
-      save_handle before;
-      for (++step;; ++step) {
-        // What a device would compute. Meanwhile the step before becomes redundant: so a lost host costs one at most.
-        const auto computed = steady_now() + static_cast<std::int64_t>(step_seconds_ * 1e9);
-        if (before.valid()) {
-          before.wait_held();
-          if (word.first_held == 0) word.first_held = steady_now();
-          word.held = step - 1;
-          static_cast<void>(before.wait_redundant(std::chrono::seconds(10)));
+      auto ranks = meet(place_, std::to_string(life), rank, chain_ranks, socket_protection::encrypted);
+      const auto watch = ranks.watch_peers();
+      const auto look = [&] {
+        for (int each = 0; each < chain_ranks; ++each)
+          if (watch->is_gone(each)) throw somebody_is_gone();
+      };
+      double read = 0;
+      auto ckpt = make_rank(place_, rank / 2, std::move(ranks), 2, 10, partner_copies{}, read);
+      word.built = steady_now();
+      try {
+        auto step = ckpt.resume(mine.state()).value_or(0);
+        word.read = read;
+        word.loaded = steady_now();
+        word.resumed = step;
+        save_handle before;
+        for (++step;; ++step) {
+          // What a device would compute. Meanwhile the step before becomes redundant.
+          const auto computed = steady_now() + static_cast<std::int64_t>(step_seconds_ * 1e9);
+          if (before.valid()) {
+            before.wait_held();
+            if (word.first_held == 0) word.first_held = steady_now();
+            word.held = step - 1;
+          }
+          for (std::int64_t left = 0; (left = computed - steady_now()) > 0;) {
+            ::usleep(
+                static_cast<::useconds_t>(std::min(left / 1000, std::int64_t{look_every.count()} * 1000)));
+            look();
+          }
+          // So a lost host costs one step at most.
+          if (before.valid()) static_cast<void>(before.wait_redundant(std::chrono::seconds(10)));
+          static_cast<void>(ckpt.any_rank(false));  // as the sum of gradients
+          ckpt.before_update();
+          mine.train(static_cast<std::uint64_t>(step));
+          before = ckpt.save(mine.state(), step);
         }
-        if (const auto left = computed - steady_now(); left > 0)
-          ::usleep(static_cast<::useconds_t>(left / 1000));
-        static_cast<void>(ckpt.any_rank(false));  // as the sum of gradients
-        ckpt.before_update();
-        mine.train(static_cast<std::uint64_t>(step));
-        before = ckpt.save(mine.state(), step);
+      } catch (...) {
+        word.detected = steady_now();
+        throw;
       }
-    } catch (const error&) {
-      word.detected = steady_now();
-      throw;
+    } catch (const somebody_is_gone&) {
+    } catch (const peer_error&) {
+    } catch (const timeout_error&) {
     }
   }
   template <class Word>
@@ -642,9 +676,14 @@ class chain {
   }
   /// All ranks hold this step, or a later one.
   void await_step(std::int64_t step) {
+    await("the job does not come to its next step",
+          [&] { return least(&chain_words::of_rank::held) >= step; });
+  }
+  template <class Condition>
+  void await(const char* otherwise, Condition holds) {
     const auto until = deadline::in(std::chrono::minutes(2));
-    while (least(&chain_words::of_rank::held) < step) {
-      need(!until.passed(), "the job does not come to its next step");
+    while (!holds()) {
+      need(!until.passed(), otherwise);
       need(nobody_ended(), "a rank ended");
       ::usleep(1000);
     }
@@ -652,15 +691,17 @@ class chain {
 
   [[nodiscard]] bool nobody_ended() const {
     return std::all_of(pids_.begin(), pids_.end(),
-                       [](auto pid) { return ::waitpid(pid, nullptr, WNOHANG) == 0; });
+                       [](auto pid) { return pid == 0 || ::waitpid(pid, nullptr, WNOHANG) == 0; });
   }
+
+  /// How often a rank looks who is gone while its device computes.
+  static constexpr std::chrono::milliseconds look_every{5};
 
   const recovery_options& o_;
   double step_seconds_ = 0.02;
   memory_directory place_;
   chain_words* words_ = nullptr;
   std::array<::pid_t, chain_ranks> pids_{};
-  int lives_ = 0;
 };
 }  // namespace
 
