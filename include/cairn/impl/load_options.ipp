@@ -108,10 +108,6 @@ void from_float(const float* from, std::byte* to, std::size_t elements) noexcept
                                : std::numeric_limits<float>::max();
 }
 
-/// By their bits, as in finite.hpp.
-[[nodiscard]] inline bool is_infinite_float(const float& value) noexcept {
-  return (std::bit_cast<std::uint32_t>(value) & 0x7fffffffu) == 0x7f800000u;
-}
 /// Whether element `i` was stored as an infinity; `value` is what it is as a float.
 template <dtype From>
 [[nodiscard]] bool was_infinite(const std::byte* from, std::size_t i, const float& value) noexcept {
@@ -120,7 +116,7 @@ template <dtype From>
     std::memcpy(&stored, from + i * sizeof stored, sizeof stored);
     return is_infinite(stored);
   } else {
-    return is_infinite_float(value);
+    return is_infinite(double{value});
   }
 }
 
