@@ -54,6 +54,20 @@ def run(program, *arguments, status=FINE):
     return told
 
 
+def ended_by(number, server, call, program, *arguments):
+    """What a program says that gets a signal at its first such call, of which the server refuses each until then."""
+    server.tell("clear-journal")
+    server.tell(f"fault error {call} all status=503 code=ServiceUnavailable")
+    with subprocess.Popen([program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while process.poll() is None and not any(line.startswith(call) for line in server.tell("journal")):
+            time.sleep(0.01)
+        process.send_signal(number)
+        server.tell("clear-faults")
+        told = process.stdout.read()
+        assert process.wait(100) == FAILED, told
+    return told
+
+
 def shown(program, *arguments):
     """What a program that ends well writes to a terminal as its standard error."""
     terminal, end = pty.openpty()
@@ -147,15 +161,7 @@ def check_doctor(root, server):
     expect(told, "^right +a key is given to one writer alone .*: a second PUT was refused$")
     expect(run(DOCTOR, server.url("examined"), "--single-writer", status=WRONG_OPTIONS), "exclusive=single-writer")
     # A signal does not end it before it has removed what it tried.
-    server.tell("clear-journal")
-    server.tell("fault error PutObject all status=503 code=ServiceUnavailable")
-    with subprocess.Popen([DOCTOR, server.url("doctored")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        while process.poll() is None and not any(line.startswith("PutObject") for line in server.tell("journal")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        server.tell("clear-faults")
-        told = process.stdout.read()
-        assert process.wait(100) == FAILED, told
+    told = ended_by(signal.SIGTERM, server, "PutObject", DOCTOR, server.url("doctored"))
     expect(told, "^doctor: ended by a signal")
     assert not [key for key in server.tell("keys") if "doctored" in key]
     told = run(DOCTOR, "/proc", status=UNREADABLE)
@@ -290,28 +296,12 @@ def check_copy(root, directory, server):
     same(directory, parts)
 
     # SIGINT ends it, and it says how to go on. It cannot have ended before: no object is taken until the signal was sent.
-    server.tell("clear-journal")
-    server.tell("fault error PutObject all status=503 code=ServiceUnavailable")
     stopped = server.url("stopped")
-    with subprocess.Popen([COPY, directory, stopped], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        while process.poll() is None and not any(line.startswith("PutObject") for line in server.tell("journal")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        server.tell("clear-faults")
-        told = process.stdout.read()
-        assert process.wait(100) == FAILED, told
+    told = ended_by(signal.SIGINT, server, "PutObject", COPY, directory, stopped)
     expect(told, "^copy: ended by a signal; step 2 is not committed .* The same command goes on")
     run(INSPECT, stopped, status=NOTHING_THERE)
     # And SIGTERM a verify.
-    server.tell("clear-journal")
-    server.tell("fault error GetObject all status=503 code=ServiceUnavailable")
-    with subprocess.Popen([INSPECT, bucket, "--verify"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        while process.poll() is None and not any(line.startswith("GetObject") for line in server.tell("journal")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        server.tell("clear-faults")
-        told = process.stdout.read()
-        assert process.wait(100) == FAILED, told
+    told = ended_by(signal.SIGTERM, server, "GetObject", INSPECT, bucket, "--verify")
     expect(told, "^inspect: ended by a signal after 0 of 2 checkpoints; go on with --step 2 and those behind it$")
 
 
