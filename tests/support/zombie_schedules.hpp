@@ -5,6 +5,9 @@
 #include "rounds.hpp"
 #include "zombie_store.hpp"
 
+#include <cairn/checkpointer/retention.hpp>
+#include <cairn/model/retention_policy.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
 #include <cairn/storage/linked_files.hpp>
@@ -78,6 +81,7 @@ class schedule {
       : world_(seed, rules), last_step_(crowded ? 1 : 3), max_runs_(crowded ? 3 : 2) {
     world_.astray = world_.below(4) == 0 ? 0 : 8 + world_.below(40);
     world_.killed = world_.below(3) == 0 ? 60 + world_.below(200) : 0;
+    sets_aside_ = world_.below(4) == 0;
   }
 
   /// Runs the schedule. Returns what is wrong; empty: nothing.
@@ -124,7 +128,12 @@ class schedule {
     const protocol p(s, quick);
     const keeping k(s);
     const cairn::run_id id{run, run};
-    if (cleans && rank == 0) quietly([&] { (void)k.clean(id); });
+    cairn::detail::retention line{cairn::keep_last(std::max<std::uint64_t>(keep, 1))};
+    if (cleans && rank == 0)
+      quietly([&] {
+        (void)k.clean(id);
+        go_on_from_newest(k, line);
+      });
     std::uint64_t count = 0;
     frozen_file frozen(world_.rules().frozen_items && world_.below(2) == 0);
     for (const auto step : steps) {
@@ -136,8 +145,11 @@ class schedule {
       c.world_size = ranks;
       if (frozen.any() && world_.below(8) == 0) frozen.change();
       c.link_from = frozen.sources();
-      frozen.ended(c, save(*s, p, c, frozen));
-      if (keep != 0 && rank == 0) quietly([&] { retain(k, step, keep); });
+      line.begun({step, c.attempt});
+      const bool committed = save(*s, p, c, frozen);
+      frozen.ended(c, committed);
+      line.ended(step, committed);
+      if (committed && keep != 0 && rank == 0) quietly([&] { retain(k, line); });
     }
   }
   /// Whether this rank was told that it was committed.
@@ -188,22 +200,52 @@ class schedule {
     }
     return false;
   }
-  /// Removes as retention does, which never removes what was just committed.
-  void retain(const keeping& k, std::int64_t step, std::uint64_t keep) {
-    const auto steps = k.list();
-    for (std::size_t i = 0; i + keep < steps.size(); ++i)
-      if (steps[i] != step) remove(k, steps[i]);
+  /// As resume() does, which passes over some that it cannot read.
+  void go_on_from_newest(const keeping& k, cairn::detail::retention& line) {
+    auto there = k.list();
+    while (sets_aside_ && !there.empty() && world_.below(2) == 0) {
+      set_aside(k, there.back());
+      there.pop_back();
+    }
+    if (!there.empty()) line.set_base_step(there.back(), there);
+  }
+  /// After a commit: what the run's own retention chooses goes, as it removes it.
+  void retain(const keeping& k, cairn::detail::retention& line) {
+    const auto commits = line.commits();
+    const auto chosen = line.choose(k.list(), 0, commits);
+    for (const auto old : chosen.remove) {
+      if (const auto attempt = line.attempt_of(old))
+        remove_attempt(k, {old, *attempt});
+      else
+        remove(k, old);
+      line.removed(old);
+    }
   }
   void remove(const keeping& k, std::int64_t step) {
-    world_.trace("remove of step " + std::to_string(step));
-    told_.erase(step);
+    take_away("remove", step, {}, [&] { k.remove(step); });
+  }
+  void set_aside(const keeping& k, std::int64_t step) {
+    take_away("set aside", step, {}, [&] { (void)k.quarantine(step); });
+  }
+  /// Another save of the step stays.
+  void remove_attempt(const keeping& k, cairn::save_attempt which) {
+    take_away("remove one save", which.step, which.attempt, [&] { (void)k.remove_attempt(which); });
+  }
+  template <class Call>
+  void take_away(const std::string& how, std::int64_t step, std::optional<std::uint64_t> attempt, Call call) {
+    world_.trace(how + " of step " + std::to_string(step));
+    const auto goes = [&] {
+      const auto at = told_.find(step);
+      if (at != told_.end() && at->second == attempt.value_or(at->second)) told_.erase(at);
+    };
+    goes();
     ++removals_[step].begun, ++removals_[step].under_way;
     const auto ends = [&] {
-      told_.erase(step);
+      goes();
       --removals_[step].under_way;
     };
     try {
-      k.remove(step);
+      call();
     } catch (const client_killed&) {
       ends();
       throw;
@@ -213,7 +255,13 @@ class schedule {
   }
   void be_tool() {
     const keeping k(store());
-    for (int i = 0; i < 2; ++i) quietly([&] { remove(k, any_step()); });
+    for (int i = 0; i < 2; ++i)
+      quietly([&] {
+        if (sets_aside_ && world_.below(2) == 0)
+          set_aside(k, any_step());
+        else
+          remove(k, any_step());
+      });
   }
   /// Whatever it sees is complete, or is removed while it looks.
   void be_reader() {
@@ -292,6 +340,7 @@ class schedule {
   zombie_world world_;
   std::uint64_t last_step_;
   std::uint64_t max_runs_;
+  bool sets_aside_ = false;  ///< checkpoints, as one that passes over what it cannot read
   std::string wrong_;
   std::uint64_t committed_ = 0;
   std::uint64_t linked_ = 0;

@@ -5,6 +5,7 @@
 // time, from one request to the next, in an order that a seed chooses: one seed gives one order of
 // everything.
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/store_capabilities.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
