@@ -68,6 +68,8 @@ def problems(path, compiler, flags, folder=None):
     expected = expectations(text, compiler)
     if not expected:
         return ["the file has no `// expect: REGEX` line"]
+    if stray := re.search(r"^//.*[^/ \n].*\b(expect(-gcc|-clang)?|errors):", text, re.MULTILINE):
+        return [f"`{stray.group(1)}:` does not begin its line, so that nothing looks for it"]
     no_quotes = "-fno-caret-diagnostics" if family(compiler) == "clang" else "-fno-diagnostics-show-caret"
     command = [compiler, "-std=c++20", "-fsyntax-only", no_quotes, *start_from(folder, compiler, text), *flags, str(path)]
     if family(compiler) == "gcc":
@@ -97,6 +99,8 @@ def self_test(compilers):
         ("as many errors", "// expect: cairn says\n// errors: 1\n" + refused, None),
         ("an error beside it", "// expect: cairn says\n// errors: 1\n" + refused + "int a = nowhere;\n", "there are 2 errors"),
         ("nothing expected", refused, "no `// expect"),
+        ("two in one line", "// expect: cairn says expect: nobody says this\n" + refused, "does not begin its line"),
+        ("a number behind", "// expect: cairn says\n// what to do errors: 7\n" + refused, "does not begin its line"),
         ("quoted source only", "// expect: only_in_the_source\nint only_in_the_source_ = nowhere;\n", "no message matches"),
     ]
     wrong = []

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: value: takes a number or an enumeration; a struct of yours joins through register_state .*
-// state.bytes.* cairn::per_rank expect: bytes: takes a container of elements of one byte .*
-// state.tensor.name, it, .size.*cairn::per_rank.* register_state expect: bytes: the state_dict refers to the
-// container, so it must be an lvalue errors: 6
+// expect: value: takes a number or an enumeration; a struct of yours joins through register_state .* state.bytes.* cairn::per_rank
+// expect: bytes: takes a container of elements of one byte .* state.tensor.name, it, .size.*cairn::per_rank.* register_state
+// expect: bytes: the state_dict refers to the container, so it must be an lvalue
+// errors: 6
 #include <cairn/model/state_dict.hpp>
 
 #include <map>
