@@ -10,6 +10,8 @@
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
 
+#include "support/rounds.hpp"
+#include "support/scratch_directory.hpp"
 #include "support/small_trainings.hpp"
 #include "support/still_threads.hpp"
 
@@ -52,6 +54,84 @@ TEST_CASE("a state comes back bit for bit in every way of saving") {
   SUBCASE("overlapped, unstaged") {
     round_trip(cairn::overlapped{}, cairn::no_staging{});
   }
+}
+
+TEST_CASE(
+    "names, shapes and numbers at the ends of what is allowed save and load, and those beyond are refused") {
+  const cairn_test::scratch_directory scratch;
+  const auto directory = scratch.path() + "/run";
+  std::vector<float> weights(8, 2.0F);
+  std::vector<std::byte> bytes(3, std::byte{7});
+  float scale = 3;
+  cairn::checkpointer ckpt{cairn::file_store{directory}, quiet};
+  const auto refused = [&](const std::string& name) {
+    CHECK_THROWS_WITH_AS(
+        [&] {
+          cairn::state_dict state;
+          state.tensor(name, weights, {8});
+          ckpt.save(state, 1).wait();
+        }(),
+        doctest::Contains("usage.bad_name"), cairn::usage_error);
+  };
+  for (const std::string& name :
+       {std::string("a\xff"), std::string("a\0b", 3), std::string(), std::string("__metadata__"),
+        std::string("x@rank00000"), std::string(4097, 'n')})
+    refused(name);
+  CHECK(ckpt.list().empty());
+
+  const auto comes_back = [&](const cairn::state_dict& state, std::int64_t step) {
+    ckpt.save(state, step).wait();
+    const auto saved = weights;
+    std::fill(weights.begin(), weights.end(), 0.0F);
+    std::fill(bytes.begin(), bytes.end(), std::byte{0});
+    scale = 0;
+    ckpt.load(state, step);
+    CHECK(ckpt.list().back() == step);
+    CHECK(weights == saved);
+  };
+  {
+    cairn::state_dict state;  // one name ends as the second box of another one would
+    state.tensor("x", weights.data(), {4});
+    state.tensor("x.1", weights.data() + 4, {4});
+    state.bytes("x.2", bytes, cairn::per_rank);
+    comes_back(state, 2);
+    CHECK(bytes == std::vector<std::byte>(3, std::byte{7}));
+  }
+  {
+    cairn::state_dict state;
+    state.tensor("none", weights.data(), {0, 5});
+    state.tensor("scalar", &scale, {});
+    scale = 3;
+    ckpt.save(state, 3).wait();
+    scale = 0;
+    ckpt.load(state, 3);
+    CHECK(scale == 3);
+  }
+  {
+    cairn::state_dict state;
+    ckpt.save(state, 4).wait();
+    ckpt.load(state, 4);
+    CHECK(ckpt.resume(state) == 4);
+  }
+  {
+    cairn::state_dict state;
+    state.tensor(std::string(4095, 'n') + "1", weights.data(), {4});
+    state.tensor(std::string(4095, 'n') + "2", weights.data() + 4, {4});
+    comes_back(state, 5);
+  }
+  {
+    const std::int64_t count = cairn_test::long_run() ? 100'000 : 10'000;
+    weights.resize(static_cast<std::size_t>(4 * count));
+    std::iota(weights.begin(), weights.end(), 0.0F);
+    cairn::state_dict state;
+    for (std::int64_t i = 0; i < count; ++i)
+      state.tensor("layer." + std::to_string(i) + ".w", weights.data() + 4 * i, {4});
+    comes_back(state, 6);
+  }
+  weights.assign(8, 2.0F);
+  cairn::state_dict state;
+  state.tensor("x", weights, {8});
+  comes_back(state, INT64_MAX);
 }
 
 TEST_CASE("what several ranks saved loads on any other number of ranks") {
