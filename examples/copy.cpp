@@ -82,7 +82,7 @@ tools::exit_status copy(const copy_arguments& arguments, tools::terminal& lines)
   auto steps = tools::storage_type{from}.reader().list();
   if (arguments.step >= 0) steps = {arguments.step};
   if (steps.empty()) {
-    lines.complain("there is no checkpoint in " + arguments.from);
+    lines.complain(tools::no_checkpoint_in(arguments.from));
     return tools::nothing_there;
   }
   if (arguments.newest) steps = {steps.back()};

@@ -112,7 +112,7 @@ tools::exit_status examine(const doctor_arguments& arguments, tools::terminal& l
 int main(int argc, char** argv) {
   doctor_arguments arguments;
   CLI::App app{
-      "Tries what checkpoints rely on in a directory or a bucket, as a run does before its first save: "
+      "Tries what checkpoints rely on in a directory or a bucket, as resume() and prepare() of a run do: "
       "names\n"
       "that are given to one writer alone, locks, fsync; and says what follows. Leaves nothing behind.",
       "doctor"};

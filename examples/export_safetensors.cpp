@@ -38,7 +38,7 @@ tools::exit_status run(export_arguments& arguments, tools::terminal& lines) {
   if (step < 0) {
     const auto steps = reader.list();
     if (steps.empty()) {
-      lines.complain("there is no checkpoint in " + arguments.from);
+      lines.complain(tools::no_checkpoint_in(arguments.from));
       return tools::nothing_there;
     }
     step = steps.back();

@@ -278,7 +278,7 @@ exit_status inspect(const inspect_options& options, tools::terminal& lines) {
   auto steps = reader.list();
   if (options.step >= 0) steps = {options.step};
   if (steps.empty()) {
-    lines.complain("there is no checkpoint in " + options.url);
+    lines.complain(tools::no_checkpoint_in(options.url));
     return tools::nothing_there;
   }
   if (!one) return verify(reader, steps, true, options.json, lines);

@@ -78,7 +78,7 @@ tools::exit_status change_pins(const prune_arguments& arguments, const tools::st
   const auto steps = storage.reader().list();
   const auto pinned = writer.pinned();
   if (steps.empty() && pinned.empty()) {
-    lines.complain("there is no checkpoint in " + arguments.url);
+    lines.complain(tools::no_checkpoint_in(arguments.url));
     return tools::nothing_there;
   }
   auto status = tools::fine;
@@ -158,7 +158,7 @@ tools::exit_status run(const prune_arguments& arguments, const CLI::App& app, to
     return tools::worse(status, tools::failed);
   }
   if (report.checkpoints.empty()) {
-    lines.complain("there is no checkpoint in " + arguments.url);
+    lines.complain(tools::no_checkpoint_in(arguments.url));
     return tools::nothing_there;
   }
   if (!arguments.json)

@@ -88,7 +88,7 @@ tools::exit_status verify(const verify_arguments& arguments, tools::terminal& li
   auto steps = reader.list();
   if (arguments.step >= 0) steps = {arguments.step};
   if (steps.empty()) {
-    lines.complain("there is no checkpoint in " + arguments.url);
+    lines.complain(tools::no_checkpoint_in(arguments.url));
     return tools::nothing_there;
   }
   auto status = tools::fine;

@@ -167,6 +167,10 @@ def check_doctor(root, server):
     told = run(DOCTOR, "/proc", status=UNREADABLE)
     expect(told, "(?m)^unusable +.*proc\n +it is a view of the kernel and keeps no files")
     run(DOCTOR, TEXT, status=NOTHING_THERE)  # a file
+    told = run(DOCTOR, root + "/nowhere", status=NOTHING_THERE)
+    expect(told, "the store's directory is not there: is its disk mounted")
+    for program in (DOCTOR, INSPECT, VERIFY):  # no directory of this name
+        expect(run(program, "gs://bucket/run", status=WRONG_OPTIONS), "a store is a path, file:PATH, or,.* s3://BUCKET/PREFIX")
 
 
 def check_training(root, server):
@@ -650,7 +654,8 @@ def check_prune(root, directory, server):
     run(PRUNE, pruned, "--unpin", 2)  # as often as one likes
     expect(run(PRUNE, pruned, "--unpin", 99, "--unpin", 2, status=NOTHING_THERE), "there is no step 99 in ")
     for option in (["--pins"], ["--unpin", 2], ["--pins", "--json"]):
-        expect(run(PRUNE, root + "/nothing", *option, status=NOTHING_THERE), "there is no checkpoint in ")
+        expect(run(PRUNE, root + "/nothing", *option, status=NOTHING_THERE), "there is no checkpoint in .*nothing: there is no such directory")
+    expect(run(VERIFY, root + "/nothing", status=NOTHING_THERE), "there is no checkpoint in .*nothing: there is no such directory")
     assert not os.path.exists(root + "/nothing")
     expect(run(PRUNE, pruned, "--keep-every", 8, "--live-within", 0, "--remove"), "^2 checkpoints removed, ")
     expect(run(INSPECT, pruned), "^1 checkpoint in ")

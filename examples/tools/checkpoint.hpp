@@ -60,7 +60,7 @@ inline cairn::readable_checkpoint open_checkpoint(std::string url, std::int64_t 
           if (key.ends_with(".safetensors"))
             return cairn::readable_checkpoint(cairn::safetensors_files(storage.store()).reader());
       }
-      cairn::fail(cairn::error_id::storage_not_committed, "there is no checkpoint in " + url);
+      cairn::fail(cairn::error_id::storage_not_committed, no_checkpoint_in(url));
     }
     step = steps.back();
   }

@@ -12,9 +12,12 @@
 #include <cairn/storage/compressed/zstd_codec.hpp>
 #endif
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 
 namespace tools {
 
@@ -44,12 +47,23 @@ inline constexpr const char* url_help =
     "?endpoint=https://...&region=... behind it where needed; credentials come from the environment\n"
     "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or the shared credentials file.\n";
 
-/// The directory that a URL names; nothing for a bucket.
+/// The directory that a URL names; nothing for a bucket, and for what open_store() refuses.
 inline std::optional<std::string> directory_of(std::string_view url) {
-  if (url.starts_with("s3://")) return std::nullopt;
-  if (url.starts_with("file:")) url.remove_prefix(5);
+  const auto scheme = cairn::detail::scheme_of(url);
+  if (!scheme.empty() && scheme != "file") return std::nullopt;
+  if (scheme == "file") url.remove_prefix(5);
   if (url.starts_with("///")) url.remove_prefix(2);
   return std::string(url);
+}
+
+/// What a program says where it finds no checkpoint.
+inline std::string no_checkpoint_in(std::string_view url) {
+  std::string text = "there is no checkpoint in ";
+  text += url;
+  std::error_code unknown;
+  if (const auto directory = directory_of(url); directory && !std::filesystem::exists(*directory, unknown))
+    text += ": there is no such directory";
+  return text;
 }
 
 }  // namespace tools

@@ -96,7 +96,7 @@ namespace detail {
     }
   } else if (!scheme.empty()) {
     fail(error_id::usage_bad_option,
-         "this program knows only directories: a path, or file:PATH; for s3:// it is built with cairn::s3",
+         "a store is a path, file:PATH, or, where the program is built with cairn::s3, s3://BUCKET/PREFIX",
          {.got = std::string(scheme)});
   }
   if (path.empty()) fail(error_id::usage_bad_option, "the URL of a store names no directory");

@@ -174,7 +174,9 @@ struct file_tree {
       });
       if (!vanished) return here;
     }
-    fail(error_id::storage_io, "the directory is removed again and again while it is being made",
+    fail(error_id::storage_io,
+         "the directory cannot be made: it is gone each time; is this a view of the kernel that keeps no "
+         "files, or does another program remove it?",
          {.file = path_of(directory)});
   }
 
@@ -317,8 +319,8 @@ struct file_tree {
     if (options.root != root_directory::make_parents &&
         (depth > 0 || options.root == root_directory::must_exist))
       fail(error_id::storage_not_found,
-           depth == 0 ? "the store's directory is not there, and must be by file_store_options::root: is its "
-                        "disk mounted?"
+           depth == 0 ? "the store's directory is not there: is its disk mounted? It is not made here, see "
+                        "file_store_options::root"
                       : "the directory above the store's is not there: is its disk mounted? Make it, or say "
                         "file_store_options{.root = cairn::root_directory::make_parents}",
            {.file = path});
