@@ -66,7 +66,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <numeric>
 #include <sstream>
@@ -496,8 +495,10 @@ std::map<std::string, std::string> data_files(const std::string& store) {
   std::map<std::string, std::string> found;
   for (const auto& file : std::filesystem::recursive_directory_iterator(store)) {
     if (file.path().extension() != ".safetensors") continue;
-    std::ifstream in(file.path(), std::ios::binary);
-    found[file.path().parent_path().filename()] += {std::istreambuf_iterator<char>(in), {}};
+    std::string bytes(static_cast<std::size_t>(file.file_size()), '\0');
+    std::ifstream(file.path(), std::ios::binary)
+        .read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    found[file.path().parent_path().filename()] += bytes;
   }
   return found;
 }

@@ -13,6 +13,7 @@
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/s3_store.hpp>
 
 #include "support/byte_store_conformance.hpp"

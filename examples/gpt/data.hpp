@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -48,8 +47,14 @@ class text {
     std::vector<std::uint8_t> bytes;
     for (const std::string& file : files) {
       std::ifstream in(file, std::ios::binary);
-      bytes.insert(bytes.end(), std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-      if (!in) throw std::runtime_error("cannot read " + file + "; give readable files with --text");
+      constexpr std::size_t block = 65536;
+      while (in) {
+        const auto had = bytes.size();
+        bytes.resize(had + block);
+        in.read(reinterpret_cast<char*>(bytes.data() + had), block);
+        bytes.resize(had + static_cast<std::size_t>(in.gcount()));
+      }
+      if (!in.eof()) throw std::runtime_error("cannot read " + file + "; give readable files with --text");
     }
     return text(std::move(bytes));
   }
