@@ -344,6 +344,24 @@ TEST_CASE("a mark that comes after the commit takes nothing away") {
   CHECK(d.loads(5));
 }
 
+TEST_CASE("nothing is removed where nobody can look whether the manifest stands") {
+  by_hand d;
+  auto save = d.save(5);
+  save.write(0);
+  // As a directory whose fsync finds no space, behind a rename that worked.
+  d.faults->fail_at(store_call::publish_new, 0, false, true, error_id::storage_no_space);
+  CHECK(failure_of([&] { save.commit(); }).id == error_id::storage_no_space);
+  d.faults->add(
+      {.kind = store_call::read_all, .for_ever = true, .key_contains = "manifest", .action = [](auto) {
+         cairn::fail(error_id::storage_io, "nothing can be read");
+       }});
+  d.writer.abort(save.context(0), cairn::make_failure(error_id::storage_no_space, "the disk is full"));
+  CHECK(d.objects.size(cairn::record_key(5, 0, save.context(0).attempt)).has_value());
+  d.faults->clear();
+  CHECK(d.reader.list() == std::vector<std::int64_t>{5});
+  CHECK(d.loads(5));
+}
+
 TEST_CASE("a manifest is removed only if it is the one that was looked at") {
   // Another run commits between the check and the removal.
   for (const bool aside : {false, true}) {

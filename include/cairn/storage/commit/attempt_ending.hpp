@@ -33,10 +33,10 @@ struct attempt_knowledge {
 /// - all files, after the attempt was marked as ended and no manifest of it exists;
 /// - all files, while there is a manifest of another attempt that nobody has ended;
 /// - the files of a rank whose record is, or will stay, a failure or absent: no manifest can be made;
-/// - all files, for a coordinator that has not sent the manifest, since nobody else can. It removes its
-///   own record first, so that another process that commits in its place, and looks for the record
-///   afterwards, withdraws the manifest. If there is no space for a mark, it removes the files first, and
-///   then writes the mark into the free space.
+/// - all files, for a coordinator that has not sent the manifest, since nobody else can, and that sees none
+///   of this attempt. It removes its own record first, so that another process that commits in its place,
+///   and looks for the record afterwards, withdraws the manifest. If there is no space for a mark, it
+///   removes the files first, and then writes the mark into the free space.
 class attempt_ending {
  public:
   attempt_ending(const any_store& store, const commit_options& options, const save_context& c,

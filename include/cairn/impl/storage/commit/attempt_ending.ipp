@@ -65,10 +65,11 @@ CAIRN_BODY bool attempt_ending::go() noexcept {
 
 CAIRN_BODY bool attempt_ending::try_to_end() {
   if (!fenced_) {
-    if (committed() == true) return true;
+    const auto stands = committed();
+    if (stands == true) return true;
     look_for_end();
     tell_others();
-    if (!fenced_ && (unnamed() || alone_commits())) {
+    if (!fenced_ && (unnamed() || (alone_commits() && stands == false))) {
       removed_ = remove();
       tell_others();  // again: the files' space is free now
     }
