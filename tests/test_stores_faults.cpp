@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // cost: 15
 // Every system call of file_store fails in turn, once and for ever; and the faults of real file systems.
+#include <cairn/concepts/any_store.hpp>
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/stores/basic_file_store.hpp>
 #include <cairn/stores/file_store.hpp>
 
@@ -335,6 +337,45 @@ TEST_CASE("a rename or link whose reply was lost is known by the file that stand
       CHECK(out.objects.at("step/manifest").acknowledged);
       check_whole(s, out);
     }
+}
+
+TEST_CASE("a publication that fails before its rename says that nothing is published, a later one does not") {
+  struct row {
+    file_call call;
+    bool before;
+  };
+  for (const auto& row :
+       {row{file_call::open, true}, row{file_call::duplicate, true}, row{file_call::pwrite, true},
+        row{file_call::sync, true}, row{file_call::rename, false}, row{file_call::sync_directory, false}})
+    for (const int error : {EIO, ENOSPC})
+      for (const bool small : {false, true}) {
+        CAPTURE(static_cast<int>(row.call));
+        CAPTURE(error);
+        CAPTURE(small);
+        recording_file_system disk;
+        model fs(disk);
+        const cairn::any_store s{model_store{"root", small_requests, fs}};
+        s.put_new("step/record", pattern(1));
+        fs.fail({.call = row.call, .k = 1, .error = error, .for_ever = true});
+        bool unpublished = false;
+        std::optional<error_id> id;
+        try {
+          if (small)
+            s.put_new("step/manifest", pattern(3));
+          else
+            static_cast<void>(s.publish_new("step/manifest", pattern(3)));
+        } catch (const cairn::unpublished_error& e) {
+          unpublished = true;
+          id = e.id();
+        } catch (const cairn::storage_error& e) {
+          id = e.id();
+        }
+        CHECK(id == (error == EIO ? error_id::storage_io : error_id::storage_no_space));
+        CHECK(unpublished == row.before);
+        fs.heal();
+        CHECK(s.size("step/manifest").has_value() == (row.call == file_call::sync_directory));
+        CHECK(disk.files().size() == (row.call == file_call::sync_directory ? 2 : 1));
+      }
 }
 
 TEST_CASE("leftovers are the files of dead writers only") {

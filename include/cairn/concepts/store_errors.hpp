@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/system/error.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -18,6 +19,26 @@ void check_range(const read_range& range, std::uint64_t object_bytes);
 [[noreturn]] void fail_no_object(std::string_view key);
 /// Throws storage_error (storage_exists): the key of a new object was taken.
 [[noreturn]] void fail_object_exists(std::string_view key);
+
+/// The error of a publish_new() or put_new() of which the store knows that it has put nothing under the key, and that it
+/// will not do so later. A checkpointer then ends the save at once, and tells the other ranks. After any other
+/// storage_error it takes the object for perhaps published, unless the id is storage_no_space, storage_limit,
+/// storage_permission or storage_bad_key.
+struct unpublished_error : storage_error {
+  /// With the id, sentence and fields of `e`.
+  explicit unpublished_error(const storage_error& e) : storage_error(e) {}
+};
+namespace detail {
+/// Returns what `call` returns, which publishes nothing; its storage_error becomes an unpublished_error.
+template <class Call>
+auto before_publishing(Call call) {
+  try {
+    return call();
+  } catch (const storage_error& e) {
+    throw unpublished_error(e);
+  }
+}
+}  // namespace detail
 
 }  // namespace v1
 }  // namespace cairn

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The bodies of basic_file_store, for any file system: see there.
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/stores/file/file_link.hpp>
 #include <cairn/stores/file/file_names.hpp>
 #include <cairn/stores/file/file_reader.hpp>
@@ -213,12 +214,16 @@ template <FileSystem F>
 bool basic_file_store<F>::publish_new(std::string_view key, std::span<const std::byte> bytes) {
   tree_->check_key(key);
   const detail::file_size_signal_blocked guard;
-  detail::part_file<F> part(tree_, key);
-  const auto t = detail::write_fully(tree_->fs, part.file(), bytes.data(), bytes.size(), 0);
-  if (t.error != 0)
-    tree_->fail_at(t.error, "pwrite", part.path(), part.directory(), static_cast<std::int64_t>(t.done),
-                   bytes.size() - t.done);
-  return part.publish([] { return 0; });
+  auto part = detail::before_publishing([&] {
+    detail::part_file<F> unnamed(tree_, key);
+    const auto t = detail::write_fully(tree_->fs, unnamed.file(), bytes.data(), bytes.size(), 0);
+    if (t.error != 0)
+      tree_->fail_at(t.error, "pwrite", unnamed.path(), unnamed.directory(),
+                     static_cast<std::int64_t>(t.done), bytes.size() - t.done);
+    unnamed.complete([] { return 0; });
+    return unnamed;
+  });
+  return part.give_name();
 }
 
 template <FileSystem F>

@@ -143,10 +143,20 @@ class part_file {
   /// returned.
   template <class CloseOthers>
   [[nodiscard]] bool publish(CloseOthers close_others) {
+    complete(close_others);
+    return give_name();
+  }
+  /// The first half of publish(): makes the bytes durable. After an error the file never gets its final name.
+  template <class CloseOthers>
+  void complete(CloseOthers close_others) {
     if (const int r = tree_->fs.sync(file_.get()); r != 0) tree_->fail_at(-r, "fsync", path(), directory_);
     // `lock_` stays open: close() tells what it has to tell (network file systems report late), and the writer lives.
     for (const int r : {close_others(), file_.close()})
       if (r != 0 && r != -EINTR) tree_->fail_at(-r, "close", path(), directory_);
+  }
+  /// The second half. After an error the file may have its final name, or get it later: a server may carry out a rename
+  /// of which it was not heard any more.
+  [[nodiscard]] bool give_name() {
     const std::string final_name(split(key_).name);
     const auto final_path = tree_->path_of(key_);
     auto& fs = tree_->fs;

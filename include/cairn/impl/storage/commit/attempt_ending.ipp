@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/concepts/byte_store.hpp>
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/attempt_ending.hpp>
@@ -29,6 +30,8 @@ namespace detail {
 CAIRN_BODY bool refused(const std::exception_ptr& why) noexcept {
   try {
     std::rethrow_exception(why);
+  } catch (const unpublished_error&) {
+    return true;
   } catch (const storage_error& e) {
     switch (e.id()) {
       case error_id::storage_no_space:
