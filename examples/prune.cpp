@@ -175,10 +175,11 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Says which checkpoints no policy keeps, and with --remove removes them, the oldest first. A "
       "checkpoint stays if\n"
-      "any policy keeps it. The newest, pinned ones, those that somebody reads, that a run stands on, or "
-      "whose\n"
-      "manifest cannot be read stay always. A job may train meanwhile; saves that are under way are not "
-      "touched.",
+      "any policy keeps it. The newest, pinned ones, those that somebody reads, that a run resumed from or "
+      "loaded and\n"
+      "has committed nothing since, or whose manifest cannot be read stay always. A job may train meanwhile; "
+      "saves\n"
+      "that are under way are not touched.",
       "prune"};
   app.footer(std::string(tools::url_help) + tools::status_help);
   app.add_option("url", arguments.url, "where the checkpoints are")->required()->option_text("URL");

@@ -258,6 +258,8 @@ TEST_CASE("absolute and .. names of items never become paths") {
   for (auto& v : values) v = 0;
   ckpt.load(state, 1);
   for (std::size_t i = 0; i < std::size(hostile); ++i) CHECK(values[i] == static_cast<double>(i) + 0.5);
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+  ckpt.close();
   for (const auto& file : std::filesystem::recursive_directory_iterator(directory.path())) {
     const auto path = file.path().string().substr(directory.path().size());
     if (file.is_directory())
@@ -265,7 +267,6 @@ TEST_CASE("absolute and .. names of items never become paths") {
     else
       CHECK(cairn::parse_key(path.substr(std::strlen("/inner/checkpoints/"))).has_value());
   }
-  CHECK(ckpt.list() == std::vector<std::int64_t>{1});
 }
 
 TEST_CASE("a full disk: the save fails with what is needed and free, and works when there is room again") {

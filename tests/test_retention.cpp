@@ -90,6 +90,56 @@ struct warning_ear {
   std::vector<std::string>* told;
 };
 
+/// Collects warnings and what was verified; one can wait for these.
+class scrub_ear {
+ public:
+  using cairn_role = cairn::role::observer;
+  void observe(const cairn::observation& o) noexcept {
+    const std::lock_guard lock(told_->mutex);
+    if (o.kind == cairn::observation::event::read_back) told_->verified.push_back(o.step);
+    if (o.kind == cairn::observation::event::warning) told_->warnings.emplace_back(o.text);
+    told_->changed.notify_all();
+  }
+  [[nodiscard]] bool comes_to(std::int64_t step) const {
+    std::unique_lock lock(told_->mutex);
+    return told_->changed.wait_for(lock, std::chrono::seconds(60), [&] {
+      return std::count(told_->verified.begin(), told_->verified.end(), step) != 0;
+    });
+  }
+  [[nodiscard]] std::string comes_to_warn() const {
+    std::unique_lock lock(told_->mutex);
+    static_cast<void>(
+        told_->changed.wait_for(lock, std::chrono::seconds(60), [&] { return !told_->warnings.empty(); }));
+    return told_->warnings.empty() ? "" : told_->warnings.front();
+  }
+  [[nodiscard]] std::size_t warnings() const {
+    const std::lock_guard lock(told_->mutex);
+    return told_->warnings.size();
+  }
+
+ private:
+  struct what_was_told {
+    std::mutex mutex;
+    std::condition_variable changed;
+    steps verified;
+    std::vector<std::string> warnings;
+  };
+  std::shared_ptr<what_was_told> told_ = std::make_shared<what_was_told>();
+};
+
+/// Stops at a call of a store until it is told to go on.
+struct stopped_call {
+  std::function<void(std::string_view)> action() {
+    return [this](std::string_view) {
+      come.set_value();
+      on.get_future().wait();
+    };
+  }
+  void wait() { come.get_future().wait(); }
+  void go_on() { on.set_value(); }
+  std::promise<void> come, on;
+};
+
 }  // namespace
 
 TEST_CASE("keep_last counts the branch that the run is on, and keeps what it was rolled back to") {
@@ -454,7 +504,7 @@ TEST_CASE("what a run resumed from stays until it has committed, whoever else ti
   SUBCASE("or when it has gone on from another one") {
     second.load(t.state, 2);
     trainer.save(t.state, 3).wait();
-    CHECK(trainer.list() == steps{3});
+    CHECK(trainer.list() == steps{2, 3});
   }
   SUBCASE("or when it ends") {
     second.close();
@@ -465,6 +515,77 @@ TEST_CASE("what a run resumed from stays until it has committed, whoever else ti
   SUBCASE("but the run itself may remove it") {
     second.remove(1);
     CHECK(trainer.list() == steps{2});
+  }
+}
+
+TEST_CASE("what a run loaded stays until it has committed, whoever else tidies up") {
+  const scratch_directory directory(memory_disk());
+  const cairn::file_store store{directory.path()};
+  const cairn::any_storage storage(cairn::safetensors_storage{store});
+  small_state t(100);
+  cairn::checkpointer other{store, cairn::keep_last(1), quiet};
+  other.save(t.state, 100).wait();
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  cairn::checkpointer run{cairn::safetensors_storage{cairn_test::faulty_store{store, faults}}, quiet};
+  const auto tidy_up = [&](int step) {
+    other.save(t.state, step).wait();
+    (void)cairn::prune(storage, cairn::keep_last(1), {.remove = true, .live_seconds = -1});
+    return other.list();
+  };
+  small_state back;
+  SUBCASE("and goes after its commit") {
+    run.load(back.state, 100);
+    CHECK(tidy_up(200) == steps{100, 200});
+    run.load(back.state, 100);
+    CHECK(back.is(100));
+    run.save(back.state, 150).wait();
+    CHECK(tidy_up(300) == steps{300});
+  }
+  SUBCASE("not that of a save that had begun before") {
+    stopped_call commit;
+    faults->add({.kind = cairn_test::store_call::publish_new,
+                 .key_contains = "step-00000050/manifest",
+                 .action = commit.action()});
+    const auto saved = run.save(back.state, 50);
+    commit.wait();
+    run.load(back.state, 100);
+    commit.go_on();
+    saved.wait();
+    CHECK(tidy_up(200) == steps{100, 200});
+    run.save(back.state, 150).wait();
+    CHECK(tidy_up(300) == steps{300});
+  }
+  SUBCASE("or when it has loaded another one, or resumed from it") {
+    run.load(back.state, 100);
+    CHECK(tidy_up(200) == steps{100, 200});
+    SUBCASE("load") {
+      run.load(back.state, 200);
+      CHECK(tidy_up(300) == steps{200, 300});
+    }
+    SUBCASE("resume") {
+      CHECK(run.resume(back.state, {200}) == 200);
+      CHECK(tidy_up(300) == steps{200, 300});
+    }
+    SUBCASE("refresh, by which one follows") {
+      CHECK(run.refresh(back.state).step == 200);
+      CHECK(tidy_up(300) == steps{300});
+    }
+  }
+  SUBCASE("or when it ends") {
+    run.load(back.state, 100);
+    run.close();
+    CHECK(tidy_up(200) == steps{200});
+    CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000200"});
+  }
+  SUBCASE("but the run itself may remove it") {
+    run.load(back.state, 100);
+    run.remove(100);
+    CHECK(run.list().empty());
+  }
+  SUBCASE("and not where the checkpointer only loads") {
+    cairn::checkpointer evaluator{store, cairn::read_only{}, quiet};
+    evaluator.load(back.state, 100);
+    CHECK(tidy_up(200) == steps{200});
   }
 }
 
@@ -547,7 +668,7 @@ TEST_CASE("a leased checkpoint stays until the lease ends, and remove() names th
   small_state t;
   std::vector<std::string> told;
   cairn::checkpointer ckpt{store, cairn::keep_last(1), warning_ear{&told}, quiet};
-  cairn::any_checkpointer evaluator = cairn::checkpointer{store, quiet};
+  cairn::any_checkpointer evaluator = cairn::checkpointer{store, cairn::read_only{}, quiet};
   ckpt.save(t.state, 1).wait();
   auto lease = evaluator.lease(1);
   CHECK(lease.held());
@@ -661,7 +782,7 @@ TEST_CASE("a load and a resume keep what they read from being removed") {
   CHECK(back.is(1));
   CHECK(there == steps{1, 3});
   trainer.save(t.state, 4).wait();
-  CHECK(trainer.list() == (resumes ? steps{1, 4} : steps{4}));  // a run stands on what it resumed from
+  CHECK(trainer.list() == steps{1, 4});  // a run stands on it then
 }
 
 TEST_CASE("resume takes a newer checkpoint where all that it listed were removed meanwhile") {
@@ -839,7 +960,7 @@ class two_runs {
     bool knows = true;                      ///< no step of its line became another one's meanwhile
     std::optional<std::int64_t> committed;  ///< last
     std::optional<std::int64_t> stands_on;
-    std::optional<std::int64_t> leases;  ///< what it resumed from, until it has committed
+    std::optional<std::int64_t> leases;  ///< the same, until it has committed
     std::set<std::int64_t> own;          ///< committed since it stands there
     std::set<std::int64_t> line;         ///< these, and those before
     std::int64_t at = 0;
@@ -925,7 +1046,7 @@ class two_runs {
     other.own.erase(step);  // one of this number was removed, this is another one
     if (other.line.count(step) != 0) other.knows = false;
     for (auto* theirs : {&other.committed, &other.stands_on})
-      if (*theirs && run.line.count(**theirs) != 0) theirs->reset();
+      if (*theirs && *theirs != other.leases && run.line.count(**theirs) != 0) theirs->reset();
     ++commits;
     const auto there = reader_.list();
     removed += before.size() + 1 - there.size();
@@ -945,8 +1066,7 @@ class two_runs {
     if (stay > std::max<std::size_t>(run.keep, 1)) wrong_ = std::to_string(stay) + " of its own are kept";
   }
   void set_base_step(one_run& run, std::int64_t step) {
-    run.stands_on = step;
-    run.leases.reset();
+    run.stands_on = run.leases = step;
     run.knows = true;
     run.at = step;
     run.own.clear();
@@ -991,7 +1111,6 @@ class two_runs {
       if (!t.is(*step)) wrong_ = "step " + std::to_string(*step) + " resumes with another state";
       fall_backs += *step != there.back();
       set_base_step(run, *step);
-      run.leases = step;
     } catch (const cairn::storage_error& e) {
       if (e.id() != cairn::error_id::storage_nothing_loads) wrong_ = e.what();
       run.ckpt.reset();
@@ -1038,7 +1157,9 @@ class two_runs {
         wrong_ = "prune says another thing of step " + std::to_string(c.step) + " than it did";
     pruned += before.size() - there.size();
     for (auto& run : runs_)
-      if (run.stands_on && std::count(there.begin(), there.end(), *run.stands_on) == 0) run.stands_on.reset();
+      if (run.stands_on && run.stands_on != run.leases &&
+          std::count(there.begin(), there.end(), *run.stands_on) == 0)
+        run.stands_on.reset();
   }
   void break_or_mend() {
     if (broken_->size() > 2 || roll(3) == 0) {
@@ -1104,7 +1225,7 @@ class two_runs {
                  }});
     return faults;
   }();
-  cairn::checkpointer_for<cairn::file_store> reader_{files_, quiet};
+  cairn::checkpointer_for<cairn::file_store> reader_{files_, cairn::read_only{}, quiet};  // stands on nothing
   std::vector<cairn::checkpoint_lease> readers_;
   std::array<one_run, 2> runs_;
   std::map<std::int64_t, double> losses_;
@@ -1143,60 +1264,6 @@ TEST_CASE(
                                            {"seed", cairn_test::test_seed()},
                                            {"seconds", static_cast<std::uint64_t>(seconds.count())}});
 }
-
-namespace {
-
-/// Collects warnings and what was verified; one can wait for these.
-class scrub_ear {
- public:
-  using cairn_role = cairn::role::observer;
-  void observe(const cairn::observation& o) noexcept {
-    const std::lock_guard lock(told_->mutex);
-    if (o.kind == cairn::observation::event::read_back) told_->verified.push_back(o.step);
-    if (o.kind == cairn::observation::event::warning) told_->warnings.emplace_back(o.text);
-    told_->changed.notify_all();
-  }
-  [[nodiscard]] bool comes_to(std::int64_t step) const {
-    std::unique_lock lock(told_->mutex);
-    return told_->changed.wait_for(lock, std::chrono::seconds(60), [&] {
-      return std::count(told_->verified.begin(), told_->verified.end(), step) != 0;
-    });
-  }
-  [[nodiscard]] std::string comes_to_warn() const {
-    std::unique_lock lock(told_->mutex);
-    static_cast<void>(
-        told_->changed.wait_for(lock, std::chrono::seconds(60), [&] { return !told_->warnings.empty(); }));
-    return told_->warnings.empty() ? "" : told_->warnings.front();
-  }
-  [[nodiscard]] std::size_t warnings() const {
-    const std::lock_guard lock(told_->mutex);
-    return told_->warnings.size();
-  }
-
- private:
-  struct what_was_told {
-    std::mutex mutex;
-    std::condition_variable changed;
-    steps verified;
-    std::vector<std::string> warnings;
-  };
-  std::shared_ptr<what_was_told> told_ = std::make_shared<what_was_told>();
-};
-
-/// Stops at a call of a store until it is told to go on.
-struct stopped_call {
-  std::function<void(std::string_view)> action() {
-    return [this](std::string_view) {
-      come.set_value();
-      on.get_future().wait();
-    };
-  }
-  void wait() { come.get_future().wait(); }
-  void go_on() { on.set_value(); }
-  std::promise<void> come, on;
-};
-
-}  // namespace
 
 TEST_CASE("keep_last(n, verified) removes a predecessor when the newer one was read back, not before") {
   const cairn::memory_store memory;

@@ -220,8 +220,9 @@ class checkpointer_base {
   [[nodiscard]] std::vector<std::int64_t> list() { return engine_.open().list(); }
   /// Keeps the checkpoint of this step from being removed, by keep_last or remove() of any process, until
   /// the lease is destroyed on rank 0, whose held() alone tells if it was lost. load() and resume() take a lease
-  /// themselves while they read, but for those of a read_only{} checkpointer. The
-  /// lease is not held() where the store has no leases (memory_store, a store that
+  /// themselves and hold it until a save that began afterwards is committed, a load(), refresh() or resume() of another
+  /// step, remove() of it, or the end of the checkpointer; refresh() holds one while it reads. One that is read_only{}
+  /// takes none. The lease is not held() where the store has no leases (memory_store, a store that
   /// may not be written, a file system without locks); a warning says so once. Costs an empty locked
   /// file; in a bucket five requests, and one every few seconds. @throws storage_error
   /// (storage_not_committed), timeout_error

@@ -16,6 +16,7 @@
 #include <cairn/concepts/any_reader.hpp>
 #include <cairn/concepts/device_access.hpp>
 #include <cairn/concepts/image_tier.hpp>
+#include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/plan/load/load_planning.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/owned.hpp>
@@ -53,10 +54,10 @@ class loader {
                    load_request request) {
     services_->reader().expect_reads();
     load_report report;
-    const auto opened = fetch(step, false);
+    auto opened = fetch(step, false);
     const auto verdict = attempt(planner, state, opened, std::move(request), report, false);
     if (verdict.failure != nullptr) rethrow_unless_removed(opened, verdict.failure);
-    has_loaded(step, report);
+    has_loaded(step, report, std::move(opened.lease));
     return report;
   }
 
@@ -74,7 +75,7 @@ class loader {
       report.step = opened.step;
       const auto failure = refresh_from(planner, state, opened, request, report);
       if (failure == nullptr) {
-        has_loaded(opened.step, report);
+        has_loaded(opened.step, report, {});  // who follows a run needs no step for longer than it reads it
         return report;
       }
       if (step) rethrow_unless_removed(opened, failure);
@@ -301,9 +302,9 @@ class loader {
     refuse_removed(group_, *services_, options_, opened, failure);
     std::rethrow_exception(failure);
   }
-  /// What load() and refresh() do when all ranks have succeeded.
-  void has_loaded(std::int64_t step, const load_report& report) {
-    services_->set_base_step(step);
+  /// What load() and refresh() do when all ranks have succeeded. `lease`: see save_services::set_base_step.
+  void has_loaded(std::int64_t step, const load_report& report, checkpoint_lease lease) {
+    services_->set_base_step(step, std::move(lease));
     services_->loaded(step);
     if (tier_ != nullptr) tier_->loaded(step, false, peers());
     services_->report().loaded(step, report);

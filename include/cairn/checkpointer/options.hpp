@@ -102,7 +102,8 @@ struct checkpointer_options {
 
 /// Makes a checkpointer that only loads. It changes nothing in the store, but for the lease that lease() takes: a load holds
 /// none, resume() removes and quarantines nothing and does not test whether the store can be written;
-/// save(), prepare() and remove() throw. A program that calls only load() does not need it. Pass it as any argument.
+/// save(), prepare() and remove() throw. A program that calls only load() does not need it, unless it is to hold no
+/// lease. Pass it as any argument.
 struct read_only {
   using cairn_role = role::access;
 };

@@ -12,6 +12,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/observe/event_reporter.hpp>
 #include <cairn/observe/save_history.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/background_thread.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/owned.hpp>
@@ -81,8 +82,12 @@ class save_services {
   void loaded(std::int64_t step) noexcept { restarts_->loaded(writer_, step, reporter_); }
   void closed() noexcept { end_holds(restarts_->has_own() ? restarts_ : nullptr); }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which
-  /// keeps it until the run has committed, so that it stays whoever else tidies up.
-  void set_base_step(std::int64_t step, checkpoint_lease lease = {}) noexcept {
+  /// keeps it until the run has committed a save that begins from now on, so that it stays whoever else tidies up.
+  void set_base_step(std::int64_t step, checkpoint_lease lease) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      begun_since_base_.clear();
+    }
     if (lease.held() || !stands_on(step)) hold_base(std::move(lease));
     if (retaining_ != nullptr) retaining_->set_base_step(step);
   }
@@ -117,6 +122,11 @@ class save_services {
   void found_at_start(const std::vector<std::int64_t>& steps) { other_runs_.know(steps); }
   /// A save is under way; ended() is called when it ends.
   void begun(save_attempt save) noexcept {
+    try {
+      const std::lock_guard lock(mutex_);
+      begun_since_base_.push_back(save.step);
+    } catch (...) {  // its commit does not end the lease on the base then
+    }
     if (retaining_ != nullptr) retaining_->begun(save);
   }
   /// Gives up what is being verified; waits for its end, at most so long.
@@ -129,11 +139,12 @@ class save_services {
   /// only held before it went to the store.
   void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal, bool in_tier,
              double aside = 0) noexcept {
+    const bool since_base = ended_since_base(report.step);
     if (failure == nullptr && !report.persisted) return held(report, journal);
     if (failure == nullptr) {
       held_reported_ = false;
       history_.committed(report, aside);
-      hold_base({});
+      if (since_base) hold_base({});
       restarts_->committed(writer_, report.step, reporter_);
       show_life();
     }
@@ -181,6 +192,11 @@ class save_services {
   [[nodiscard]] bool stands_on(std::int64_t step) const noexcept {
     const std::lock_guard lock(mutex_);
     return base_lease_.held() && base_lease_.step() == step;
+  }
+  /// Whether this save, which has ended, began since the run stands where it does.
+  [[nodiscard]] bool ended_since_base(std::int64_t step) noexcept {
+    const std::lock_guard lock(mutex_);
+    return detail::erase_if(begun_since_base_, [&](auto s) { return s == step; }) != 0;
   }
   /// Ends what shows in the store that this run lives and what it stands on; and its note among `notes`, if any. A thread
   /// does it, and is left behind where it does not come to an end in time: the store may answer nothing, and a program
@@ -270,7 +286,8 @@ class save_services {
   std::atomic<bool> unleased_reported_{false};
   std::atomic<bool> held_reported_{false};
   mutable std::mutex mutex_;
-  checkpoint_lease base_lease_;  ///< of rank 0
+  checkpoint_lease base_lease_;            ///< of rank 0
+  vector<std::int64_t> begun_since_base_;  ///< steps of saves under way
   std::mutex life_mutex_;
   bool life_shown_ = false;
   std::shared_ptr<void> life_;  ///< of rank 0: shows that the run lives

@@ -42,14 +42,14 @@ struct prune_report {
 
 /// Says which checkpoints of a store no policy keeps, and removes them where it is asked to, the oldest first. A job may
 /// train on the same store meanwhile. These stay whatever the policy says: the newest; what is pinned; what
-/// somebody reads; what a run resumed from, while its note of that is there; what each run committed last,
-/// if lately (live_seconds); one whose manifest cannot be read, which does not count for keep_last.
+/// somebody reads; what a run that lives has loaded or resumed from, until it has committed; what a run resumed from,
+/// while its note of that is there; what each run committed last, if lately (live_seconds); one whose manifest cannot be read, which does not count for keep_last.
 /// Saves that are under way are not touched, nor what was committed anew since it was looked at. Costs a listing, the
 /// reading of all manifests, and a listing of notes before each removal.
 ///
 /// resume(state) leaves the note; the next commit of any run at that step or after it takes it away. load(),
-/// resume(state, {steps}) and a run with max_restarts = 0 leave none. Pin or lease what a run must be able to go back
-/// to.
+/// resume(state, {steps}) and a run with max_restarts = 0 leave none, and hold a lease alone. Pin what a run must be able
+/// to go back to after its end.
 ///
 ///   cairn::safetensors_storage storage{cairn::file_store{"checkpoints"}};
 ///   cairn::prune(cairn::any_storage(storage), cairn::keep_last(3) | cairn::keep_every(1000), {.remove = true});
