@@ -106,6 +106,16 @@ class scrub_ear {
       return std::count(told_->verified.begin(), told_->verified.end(), step) != 0;
     });
   }
+  /// Verifications that ended, in success or not.
+  [[nodiscard]] std::size_t ended() const {
+    const std::lock_guard lock(told_->mutex);
+    return told_->ended();
+  }
+  [[nodiscard]] bool comes_to_end(std::size_t verifications) const {
+    std::unique_lock lock(told_->mutex);
+    return told_->changed.wait_for(lock, std::chrono::seconds(60),
+                                   [&] { return told_->ended() >= verifications; });
+  }
   [[nodiscard]] std::string comes_to_warn() const {
     std::unique_lock lock(told_->mutex);
     static_cast<void>(
@@ -123,6 +133,12 @@ class scrub_ear {
     std::condition_variable changed;
     steps verified;
     std::vector<std::string> warnings;
+    [[nodiscard]] std::size_t ended() const {
+      const auto failed = std::count_if(warnings.begin(), warnings.end(), [](const auto& w) {
+        return w.find("could not be verified") != std::string::npos;
+      });
+      return verified.size() + static_cast<std::size_t>(failed);
+    }
   };
   std::shared_ptr<what_was_told> told_ = std::make_shared<what_was_told>();
 };
@@ -952,8 +968,10 @@ class two_runs {
  private:
   using store = cairn_test::faulty_store<cairn::file_store>;
   struct one_run {
-    std::optional<cairn::checkpointer_for<cairn::safetensors_storage<store>>> ckpt;
+    std::optional<cairn::checkpointer_for<cairn::safetensors_storage<store>, scrub_ear>> ckpt;
+    scrub_ear ear;
     std::size_t keep = 0;                   ///< the last; 0: that policy is not among them
+    bool verifies = false;                  ///< counts those that were verified
     std::int64_t every = 0;                 ///< 0: likewise
     std::size_t best = 0;                   ///< likewise
     bool within = false;                    ///< all that is an hour old
@@ -961,6 +979,7 @@ class two_runs {
     std::optional<std::int64_t> committed;  ///< last
     std::optional<std::int64_t> stands_on;
     std::optional<std::int64_t> leases;  ///< the same, until it has committed
+    std::set<std::int64_t> verified;     ///< committed and verified
     std::set<std::int64_t> own;          ///< committed since it stands there
     std::set<std::int64_t> line;         ///< these, and those before
     std::int64_t at = 0;
@@ -1023,6 +1042,7 @@ class two_runs {
     const auto before = reader_.list();
     const bool taken = std::count(before.begin(), before.end(), step) != 0;
     const auto line_before = present(run.line);
+    const auto verifications = run.ear.ended();
     std::optional<double> loss;
     if (roll(4) != 0) loss = roll(8) == 0 ? std::nan("") : static_cast<double>(dice_() >> 11);
     if (loss) run.ckpt->annotate({{"loss", *loss}});
@@ -1042,6 +1062,13 @@ class two_runs {
     run.line.insert(step);
     losses_.erase(step);
     if (loss) losses_[step] = *loss;
+    if (run.verifies) {
+      if (!run.ear.comes_to_end(verifications + 1)) wrong_ = "a checkpoint is not verified";
+      if (broken_->count(step) == 0)
+        run.verified.insert(step);
+      else
+        run.verified.erase(step);
+    }
     auto& other = &run == &runs_[0] ? runs_[1] : runs_[0];
     other.own.erase(step);  // one of this number was removed, this is another one
     if (other.line.count(step) != 0) other.knows = false;
@@ -1057,12 +1084,21 @@ class two_runs {
     for (const auto s : kept)
       if (std::count(there.begin(), there.end(), s) == 0)
         wrong_ = "step " + std::to_string(s) + " is gone, which a policy keeps";
+    if (!run.knows) return;
+    if (run.verifies) {
+      const auto stay = present(line_now);
+      const auto counts =
+          std::count_if(stay.begin(), stay.end(), [&](auto s) { return run.verified.count(s); });
+      if (stay.size() < line_now.size() && static_cast<std::size_t>(counts) < run.keep)
+        wrong_ = "only " + std::to_string(counts) + " that are verified are kept";
+    }
     // Retention must act, too: of its own only the last n stay, what other policies keep, and what readers keep.
-    if (run.within || !run.knows) return;
+    if (run.within) return;
     std::size_t stay = 0;
     for (const auto s : run.own)
-      stay += std::count(there.begin(), there.end(), s) != 0 && !is_leased(s) && s != run.stands_on &&
-              kept.count(s) == 0 && pins_.count(s) == 0 && (run.best == 0 || broken_->count(s) == 0);
+      if (!run.verifies || run.verified.count(s) != 0)
+        stay += std::count(there.begin(), there.end(), s) != 0 && !is_leased(s) && s != run.stands_on &&
+                kept.count(s) == 0 && pins_.count(s) == 0 && (run.best == 0 || broken_->count(s) == 0);
     if (stay > std::max<std::size_t>(run.keep, 1)) wrong_ = std::to_string(stay) + " of its own are kept";
   }
   void set_base_step(one_run& run, std::int64_t step) {
@@ -1093,15 +1129,20 @@ class two_runs {
     run = {};
     // All of nothing: no retention.
     cairn::retention_policy policy;
-    if ((run.keep = roll(4)) != 0) policy = policy | cairn::keep_last(run.keep);
+    if ((run.keep = roll(4)) != 0) {
+      run.verifies = roll(4) == 0;
+      policy =
+          policy | (run.verifies ? cairn::keep_last(run.keep, cairn::verified) : cairn::keep_last(run.keep));
+    }
     if (roll(3) == 0) policy = policy | cairn::keep_every(run.every = 2 + static_cast<std::int64_t>(roll(9)));
     if (roll(3) == 0) policy = cairn::keep_best("loss", run.best = 1 + roll(3)) | policy;
     if ((run.within = roll(12) == 0)) policy = policy | cairn::keep_within(std::chrono::hours(1));
     const cairn::safetensors_storage<store> storage{store{files_, faults_}};
-    run.ckpt.emplace(storage, policy, quiet);
+    run.ckpt.emplace(storage, policy, run.ear, quiet);
     small_state t;
-    tell(run, "resume with keep_last " + std::to_string(run.keep) + " every " + std::to_string(run.every) +
-                  " best " + std::to_string(run.best) + (run.within ? " within" : ""));
+    tell(run, "resume with keep_last " + std::to_string(run.keep) + (run.verifies ? " verified" : "") +
+                  " every " + std::to_string(run.every) + " best " + std::to_string(run.best) +
+                  (run.within ? " within" : ""));
     const auto there = reader_.list();
     try {
       const auto step = run.ckpt->resume(t.state);
