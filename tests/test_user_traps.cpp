@@ -274,6 +274,23 @@ TEST_CASE("a warning about one item is in the singular, about two in the plural"
   CHECK(has(missing({1}),
             "rank 1 did not report that its part is written by the deadline; look for its errors"));
   CHECK(has(missing({1, 2}), "ranks 1, 2 did not report that their part is written"));
+  // What retention leaves alone.
+  for (const int others : {1, 2}) {
+    cairn::memory_store both;
+    listener told;
+    cairn::checkpointer another{both, quiet()};
+    for (int step = 1; step <= others; ++step) another.save(m.state, step).wait();
+    cairn::checkpointer retaining{both, cairn::keep_last(1), told, quiet()};
+    retaining.save(m.state, 9).wait();
+    const std::string text =
+        others == 1
+            ? "retention leaves 1 checkpoint alone that is not of this run, step 1: it has neither "
+              "committed it nor resumed from one at or after it; remove(1) removes it"
+            : "retention leaves 2 checkpoints alone that are not of this run, the first of step 1: it "
+              "has neither committed them nor resumed from one at or after them; remove(step) "
+              "removes one";
+    CHECK(told.warnings() == std::vector<std::string>{text});
+  }
 }
 
 TEST_CASE("a pattern that matches nothing is an error that names it and similar names") {

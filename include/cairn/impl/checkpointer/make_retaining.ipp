@@ -161,11 +161,16 @@ class policy_retaining final : public retaining {
   }
   void warn_of_other_lines(const std::vector<std::int64_t>& steps) {
     if (steps.empty()) return;
-    reporter_.warned("retention leaves " + std::to_string(steps.size()) +
-                     " checkpoints alone that are not of this run, the first of step " +
-                     std::to_string(steps.front()) +
-                     ": it has neither committed them nor resumed from one at or after them; remove(step) "
-                     "removes one");
+    const auto first = std::to_string(steps.front());
+    if (steps.size() == 1)
+      reporter_.warned("retention leaves 1 checkpoint alone that is not of this run, step " + first +
+                       ": it has neither committed it nor resumed from one at or after it; remove(" + first +
+                       ") removes it");
+    else
+      reporter_.warned("retention leaves " + std::to_string(steps.size()) +
+                       " checkpoints alone that are not of this run, the first of step " + first +
+                       ": it has neither committed them nor resumed from one at or after them; remove(step) "
+                       "removes one");
   }
 
   const std::weak_ptr<save_services> services_;  // which owns this
