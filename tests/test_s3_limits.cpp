@@ -590,6 +590,25 @@ TEST_CASE("a request that keeps failing ends by its deadline or its attempts, wi
   CHECK(server.count("PutObject") <= 31);
 }
 
+TEST_CASE("a refusal behind a request without an answer does not say that nothing was written") {
+  for (const std::string refusal : {"status=403 code=AccessDenied", "status=507 code=InsufficientStorage"})
+    for (const std::string first : {"reset_after", "lost_reply"}) {
+      CAPTURE(refusal);
+      CAPTURE(first);
+      s3::server server{s3::quick_server()};
+      server.faults.add(first + " PutObject first");
+      server.faults.add("error PutObject 2+ " + refusal);
+      server.faults.add("error HeadObject all status=403 code=AccessDenied");
+      auto store = store_with(s3::own_bucket_at(server.endpoint()), std::make_shared<quick_clock>());
+      auto why = failure_of([&] { store.put_new("object", pattern(100)); });
+      CHECK(why.id == error_id::storage_unavailable);
+      CHECK(why.text.find("may still be carried out") != std::string::npos);
+      why = failure_of([&] { store.put_new("other", pattern(100)); });
+      CHECK(why.id == (refusal.find("403") != std::string::npos ? error_id::storage_permission
+                                                                : error_id::storage_no_space));
+    }
+}
+
 TEST_CASE("times without an end give up nothing") {
   s3::server server{s3::quick_server()};
   auto o = s3::own_bucket_at(server.endpoint());

@@ -313,15 +313,25 @@ CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
   if (call->unencrypted()) fail_call(*call, "writing of an object");
   const bool exists = call->end == http_end::answered && call->status == 412;
   if (!exists && !call->uncertain()) fail_call(*call, "writing of an object");
-  switch (occupant_of(key, token, call->request().body, until, call->had_bad_digest())) {
-    case occupant::ours:
-      return put_result::stands;
-    case occupant::other:
-      return put_result::existed;
-    case occupant::none:
-      break;
+  try {
+    switch (occupant_of(key, token, call->request().body, until, call->had_bad_digest())) {
+      case occupant::ours:
+        return put_result::stands;
+      case occupant::other:
+        return put_result::existed;
+      case occupant::none:
+        break;
+    }
+    fail_call(*call, "writing of an object");
+  } catch (const storage_error& e) {
+    // It may still carry out an earlier request that was not answered, which these ids would deny.
+    const auto id = e.id();
+    const bool denies = id == error_id::storage_permission || id == error_id::storage_no_space ||
+                        id == error_id::storage_limit;
+    if (!denies || !call->uncertain()) throw;
+    fail(error_id::storage_unavailable, e.message() + "; an earlier request for it may still be carried out",
+         e.fields());
   }
-  fail_call(*call, "writing of an object");
 }
 
 CAIRN_BODY s3_client::occupant s3_client::occupant_of(const std::string& key, const std::string& token,
