@@ -403,6 +403,8 @@ def main():
     parser.add_argument("--width", type=int, help="of the model: what a step costs (64, or 32 in instances)")
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "release"), help="where the programs are")
     options = parser.parse_args()
+    if options.logs:
+        os.makedirs(options.logs, exist_ok=True)
     if options.store != "nfs":
         options.faults = [fault for fault in options.faults if fault != "restart_store"]
     options.width = options.width or {"s3": 64, "nfs": 32}[options.store]
