@@ -90,7 +90,7 @@ class http_call {
   // Of the last attempt.
   http_end end = http_end::unmade;
   long status = 0;
-  bool sent_again = false;     ///< it went out twice, and only the second time was answered, if at all
+  bool sent_again = false;     ///< it went out before the last time, which alone was answered, if at all
   name_values answer_headers;  ///< names in lower case
   std::string detail;          ///< what the transport says of a failure
   std::chrono::nanoseconds to_first_byte{0};  ///< of the answer, after the request went out

@@ -50,6 +50,8 @@ CAIRN_BODY void http_attempt::conclude(CURLcode code) noexcept {
   call_->to_first_byte = std::chrono::microseconds(first - sent);
   call_->after_it = std::chrono::microseconds(all - first);
   call_->end = refused_ ? http_end::refused : meaning(code);
+  // Over a connection of before that ended without an answer; libcurl could make no other one.
+  if (sent_ && (call_->end == http_end::not_sent || call_->end == http_end::tls)) call_->sent_again = true;
   call_->certificate = certificate_problem_of(code, easy_);
   try {
     if (code != CURLE_OK) call_->detail = ::curl_easy_strerror(code);
