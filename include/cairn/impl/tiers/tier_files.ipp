@@ -79,7 +79,13 @@ CAIRN_BODY std::vector<std::string> names_in_tier(const std::string& directory) 
                                                     [](DIR* d) { return ::closedir(d); });
   if (listing == nullptr) fail_system(errno, "the local tier could not be listed: " + directory);
   std::vector<std::string> found;
-  while (const auto* entry = ::readdir(listing.get())) found.emplace_back(entry->d_name);
+  // A listing that breaks off is none: what it lacks would be taken for given up.
+  errno = 0;
+  while (const auto* entry = ::readdir(listing.get())) {
+    found.emplace_back(entry->d_name);
+    errno = 0;
+  }
+  if (errno != 0) fail_system(errno, "the local tier could not be listed: " + directory);
   return found;
 }
 CAIRN_BODY int read_exactly(int file, std::uint64_t offset, std::span<std::byte> out) noexcept {
