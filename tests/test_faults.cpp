@@ -331,6 +331,36 @@ TEST_CASE("a read-only store: it loads and resumes, damage is passed over, saves
   CHECK(ear.passed_over()[0].second.find("moved aside") == std::string::npos);
 }
 
+TEST_CASE("where no checkpoint loads, each start says so, nothing is moved, and what is repaired loads") {
+  const scratch_directory directory;
+  training_state t(0, 1, small);
+  for (const std::int64_t step : {1, 2}) {
+    auto ckpt = open_disk(disk_at(directory.path()));
+    t.fill(step);
+    ckpt.save(t.state, step).wait();
+  }
+  const auto flip = [&](std::int64_t step) {
+    const auto path = directory.path() + "/" + cairn::manifest_key(step);
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    char byte = 0;
+    file.seekg(-1, std::ios::end).get(byte);
+    file.seekp(-1, std::ios::end).put(static_cast<char>(byte ^ 1));
+  };
+  for (const std::int64_t step : {1, 2}) flip(step);
+  for (int start = 0; start < 3; ++start) {
+    auto ckpt = open_disk(disk_at(directory.path()));
+    CHECK(thrown_by([&] { static_cast<void>(ckpt.resume(t.state)); }).id == error_id::storage_nothing_loads);
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+  }
+  flip(1);
+  {
+    auto ckpt = open_disk(disk_at(directory.path()));
+    CHECK(ckpt.resume(t.state) == 1);
+    CHECK(t.is(1));
+    CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+  }
+}
+
 TEST_CASE("a read-only checkpointer changes nothing in a writable store, and saves nothing") {
   const scratch_directory directory;
   {

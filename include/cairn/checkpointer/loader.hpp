@@ -96,7 +96,7 @@ class loader {
   void has_begun(const save_handle& save) noexcept { saved_.set(save); }
 
   /// Ends what earlier runs have left, and loads the newest checkpoint (of the steps `among`, where given)
-  /// that loads on all ranks, of the store or of the tier; sets aside those that are damaged. Nothing where there is none. Collective.
+  /// that loads on all ranks, of the store or of the tier; then sets aside those that are damaged. Nothing where there is none. Collective.
   /// @throws storage_error (storage_nothing_loads); what would keep another checkpoint from loading, too; corrupt_error
   /// (corrupt_unsupported_feature, corrupt_unsupported_version) for one that is whole and that this program cannot read.
   std::optional<std::int64_t> resume(any_load_planner& planner, const state_dict& state, const run_id& run,
@@ -129,7 +129,7 @@ class loader {
     auto avoided = avoid(with_held(steps), crash_looping);
     const auto max_skipped = static_cast<std::size_t>(options_.max_fallback);
     const auto until = deadline::in(options_.timeout);
-    std::vector<std::int64_t> passed;
+    std::vector<std::int64_t> passed, damaged;
     bool found = !reasons.empty();
     while (passed.size() <= max_skipped) {
       const auto step = newest_to_try(with_held(steps), among, passed, avoided);
@@ -144,6 +144,11 @@ class loader {
       checkpoint_lease lease;
       auto verdict = attempt_to_resume(planner, state, *step, report, from_tier, lease);
       if (verdict.outcome == load_outcome::loaded) {
+        // Only now: where nothing loads, whoever starts next is to find the same, and not an empty store.
+        for (const auto bad : damaged)
+          if (!quarantine(bad))
+            services_->report().warned("the manifest of step " + std::to_string(bad) +
+                                       ", which is damaged, could not be moved aside");
         if (from_tier) report.sources = tier_->sources(*step);
         if (tier_ != nullptr) tier_->loaded(*step, from_tier, peers());
         report.from_tier = from_tier;
@@ -205,10 +210,12 @@ class loader {
         }
       }
       passed.push_back(*step);
-      if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only)
-        why += quarantine(*step) ? " (its manifest is moved aside; its files stay, also beside a new save of "
-                                   "this step, until remove() of it)"
-                                 : " (its manifest could not be moved aside)";
+      if (group_.rank() == 0 && verdict.outcome == load_outcome::damaged && !options_.read_only) {
+        damaged.push_back(*step);
+        why +=
+            " (if another one loads, its manifest is moved aside; its files stay, also beside a new save of "
+            "this step, until remove() of it)";
+      }
       services_->report().fell_back(*step, why);
     }
     if (found && passed.size() + refused == 0)
