@@ -2,6 +2,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -29,6 +30,11 @@ struct unpublished_error : storage_error {
   explicit unpublished_error(const storage_error& e) : storage_error(e) {}
 };
 namespace detail {
+/// Whether a storage_error with this id says that its request was not carried out, and will not be.
+[[nodiscard]] constexpr bool denies_publication(error_id id) noexcept {
+  return id == error_id::storage_no_space || id == error_id::storage_limit ||
+         id == error_id::storage_permission || id == error_id::storage_bad_key;
+}
 /// Returns what `call` returns, which publishes nothing; its storage_error becomes an unpublished_error.
 template <class Call>
 auto before_publishing(Call call) {

@@ -43,7 +43,8 @@ struct prune_report {
 /// Says which checkpoints of a store no policy keeps, and removes them where it is asked to, the oldest first. A job may
 /// train on the same store meanwhile. These stay whatever the policy says: the newest; what is pinned; what
 /// somebody reads; what a run that lives has loaded or resumed from, until it has committed; what a run resumed from,
-/// while its note of that is there; what each run committed last, if lately (live_seconds); one whose manifest cannot be read, which does not count for keep_last.
+/// while its note of that is there; what each run committed last, if lately (live_seconds); one whose manifest cannot
+/// be read, which does not count for keep_last.
 /// Saves that are under way are not touched, nor what was committed anew since it was looked at. Costs a listing, the
 /// reading of all manifests, and a listing of notes before each removal.
 ///

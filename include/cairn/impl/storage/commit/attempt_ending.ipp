@@ -33,15 +33,7 @@ CAIRN_BODY bool refused(const std::exception_ptr& why) noexcept {
   } catch (const unpublished_error&) {
     return true;
   } catch (const storage_error& e) {
-    switch (e.id()) {
-      case error_id::storage_no_space:
-      case error_id::storage_limit:
-      case error_id::storage_permission:
-      case error_id::storage_bad_key:
-        return true;
-      default:
-        return false;
-    }
+    return denies_publication(e.id());
   } catch (...) {
     return false;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // opt-in: cairn::s3
 #pragma once
+#include <cairn/concepts/store_errors.hpp>
 #include <cairn/stores/s3/answer.hpp>
 #include <cairn/stores/s3/call.hpp>
 #include <cairn/stores/s3/client.hpp>
@@ -325,10 +326,7 @@ CAIRN_BODY s3_client::put_result s3_client::put(const std::string& key,
     fail_call(*call, "writing of an object");
   } catch (const storage_error& e) {
     // It may still carry out an earlier request that was not answered, which these ids would deny.
-    const auto id = e.id();
-    const bool denies = id == error_id::storage_permission || id == error_id::storage_no_space ||
-                        id == error_id::storage_limit;
-    if (!denies || !call->uncertain()) throw;
+    if (!denies_publication(e.id()) || !call->uncertain()) throw;
     fail(error_id::storage_unavailable, e.message() + "; an earlier request for it may still be carried out",
          e.fields());
   }
