@@ -95,7 +95,12 @@ class client {
     auto& all = checkpoints();
     try {
       if (what == "save") return number_ = step * 7, all.save(state_, step).wait(), "done";
-      if (what == "load") return number_ = 0, all.load(state_, step), std::to_string(number_);
+      if (what == "load") {  // what it loaded is leased as long as it lives
+        cairn::checkpointer once{store_, cairn::checkpointer_options{.quiet = true}};
+        number_ = 0;
+        once.load(state_, step);
+        return std::to_string(number_);
+      }
       if (what == "delete") return all.remove(step), "done";
       if (what == "hold") return lease_ = all.lease(step), lease_.held() ? "held" : "not held";
     } catch (const cairn::storage_error& e) {
