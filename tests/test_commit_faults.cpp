@@ -355,6 +355,26 @@ TEST_CASE("a mark that comes after the commit takes nothing away") {
   CHECK(d.loads(5));
 }
 
+TEST_CASE("a mark beside a checkpoint takes nothing away where a listing does not show all of its files") {
+  by_hand d;
+  auto save = d.save(5);
+  save.run();
+  d.objects.put_new(cairn::aborted_key(5, save.context(0).attempt), {});
+  const auto keys = d.keys();
+  for (const std::string hidden : {".safetensors", ".record"}) {
+    CAPTURE(hidden);
+    d.faults->hide_from_lists(hidden);
+    CHECK(d.reader.list() == std::vector<std::int64_t>{5});
+    CHECK(d.loads(5));
+    CHECK(d.writer.clean({41, 42}) == 0);
+    auto again = d.save(5, 1, 1);
+    CHECK(failure_of([&] { again.write(0); }).id == error_id::storage_already_committed);
+    CHECK(d.keys() == keys);
+  }
+  d.objects.remove(cairn::record_key(5, 0, save.context(0).attempt));  // now a look finds that it is none
+  CHECK(d.reader.list().empty());
+}
+
 TEST_CASE("nothing is removed where nobody can look whether the manifest stands") {
   by_hand d;
   auto save = d.save(5);

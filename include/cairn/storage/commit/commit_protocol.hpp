@@ -139,8 +139,6 @@ class commit_protocol {
   detail::vector<detail::step_object> publish_manifest(const save_context& c, const manifest& m,
                                                        std::span<const std::byte> bytes, std::uint32_t files,
                                                        deadline until) const;
-  /// Whether all files of a manifest's own attempt are there. One request for each that was not listed.
-  [[nodiscard]] bool is_whole(const manifest& m, const detail::vector<detail::step_object>& objects) const;
 
   /// Aborts the other attempts of the step and removes their files. If several attempts do this at once,
   /// the one whose claim is first goes on.

@@ -37,8 +37,9 @@ class step_objects {
   /// a checkpoint. `bytes`: those of the manifest; false for a damaged one. Costs one request where there
   /// is no mark.
   [[nodiscard]] bool is_late_manifest(std::int64_t step, std::span<const std::byte> bytes) const;
-  /// The files of its own attempt that a manifest names and that are not among these objects of its step.
-  [[nodiscard]] static vector<object_name> missing_in(const manifest& m, const vector<step_object>& objects);
+  /// Whether all files of a manifest's own attempt are there; `objects`: those of its step. One or two requests for each
+  /// that is not among them.
+  [[nodiscard]] bool is_whole(const manifest& m, const vector<step_object>& objects) const;
   /// Removes the manifest if is_late_manifest(); true if it did.
   [[nodiscard]] bool remove_late_manifest(std::int64_t step) const;
   /// Returns the steps of these keys, ascending, that have a manifest, without late manifests. Reads only
@@ -112,6 +113,9 @@ class step_objects {
   bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept;
 
  private:
+  /// The files of its own attempt that a manifest names and that are not among these objects of its step.
+  [[nodiscard]] static vector<object_name> missing_in(const manifest& m, const vector<step_object>& objects);
+
   any_store store_;
 };
 

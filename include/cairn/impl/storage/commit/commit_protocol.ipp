@@ -246,7 +246,7 @@ CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest
     // Whoever ended this attempt before its record was there may have removed what others had written, and then the
     // mark: looked at after the mark.
     objects = objects_.objects_of(c.step);
-    whole = is_whole(m, objects);
+    whole = objects_.is_whole(m, objects);
     if (whole) return objects;
   }
   (void)store_.remove_if(key, bytes);
@@ -254,17 +254,6 @@ CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest
   // There is no mark, but files are missing: a mark was there and was removed.
   fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
        {.file = key});
-}
-
-CAIRN_BODY bool commit_protocol::is_whole(const manifest& m,
-                                          const detail::vector<detail::step_object>& objects) const {
-  // A listing may be old (network file systems), a look at an object is not.
-  for (const auto& missing : detail::step_objects::missing_in(m, objects)) {
-    const auto key = object_key(m.step, missing, m.placement);
-    if (!store_.size(key) && (missing.kind != object_kind::data || !store_.size(compressed_key(key))))
-      return false;
-  }
-  return true;
 }
 
 CAIRN_BODY void commit_protocol::end_other_attempts(const save_context& c, const file_placement& place,

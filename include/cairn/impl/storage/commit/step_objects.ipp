@@ -46,7 +46,7 @@ CAIRN_BODY bool step_objects::is_late_manifest(std::int64_t step, std::span<cons
     (void)decode_manifest_header(bytes, key, m);
     if (m.step != step || !store_.size(aborted_key(step, m.attempt))) return false;
     m = decode_manifest(bytes, key);
-    return !missing_in(m, objects_of(step)).empty();
+    return !is_whole(m, objects_of(step));
   } catch (const corrupt_error&) {
   }
   return false;
@@ -70,6 +70,17 @@ CAIRN_BODY vector<object_name> step_objects::missing_in(const manifest& m,
     for (std::uint32_t k = 0; k < r.files; ++k) look({object_kind::data, r.rank, r.attempt, k});
   }
   return missing;
+}
+
+CAIRN_BODY bool step_objects::is_whole(const manifest& m, const vector<step_object>& objects) const {
+  // A listing may be old (network file systems), a look at an object is not.
+  const auto stored = store_.innermost();
+  for (const auto& missing : missing_in(m, objects)) {
+    const auto key = object_key(m.step, missing, m.placement);
+    if (!stored.size(key) && (missing.kind != object_kind::data || !stored.size(compressed_key(key))))
+      return false;
+  }
+  return true;
 }
 
 CAIRN_BODY bool step_objects::remove_late_manifest(std::int64_t step) const {
