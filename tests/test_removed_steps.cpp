@@ -391,7 +391,8 @@ TEST_CASE("a manifest that came after its attempt was ended is no checkpoint to 
   target.put_new(cairn::aborted_key(step, attempt), {});
   REQUIRE(to.reader().list().empty());
   SUBCASE("at the target") {
-    const auto report = cairn::copy_checkpoint(source, to, step);
+    const auto report =
+        cairn::copy_checkpoint(source, to, step, {.rival_timeout = std::chrono::milliseconds(20)});
     CHECK(report.ended == cairn::copy_report::outcome::copied);
     CHECK(to.reader().list() == std::vector<std::int64_t>{step});
     auto copied = to.reader();
@@ -402,6 +403,60 @@ TEST_CASE("a manifest that came after its attempt was ended is no checkpoint to 
     CHECK(failure_of([&] { (void)cairn::copy_checkpoint(target, elsewhere, step); }).id() ==
           error_id::storage_not_committed);
   }
+}
+
+TEST_CASE("a copy commits nothing while a process that has ended an earlier one removes what that sent") {
+  auto source = saved();
+  const cairn_test::scratch_directory directory;
+  const cairn::file_store files{directory.path()};
+  const cairn::safetensors_storage to{files};
+  bool sent = false;
+  const auto first = cairn::copy_checkpoint(
+      source, to, step,
+      {.progress = [&](cairn::copy_phase phase, auto, auto) { sent = phase == cairn::copy_phase::read_back; },
+       .stop = [&] { return sent; }});
+  REQUIRE(first.ended == cairn::copy_report::outcome::stopped);
+  std::optional<cairn::copy_report::outcome> ended;
+  std::optional<error_id> refused;
+  const auto copy_again = [&] {
+    try {
+      ended =
+          cairn::copy_checkpoint(source, to, step, {.rival_timeout = std::chrono::milliseconds(20)}).ended;
+    } catch (const cairn::error& e) {
+      refused = e.id();
+    }
+  };
+  // A process that has ended the first copy, and seen that no manifest of it stands, is about to remove its files.
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->add({.kind = store_call::remove, .key_contains = "step-", .action = [&](auto) { copy_again(); }});
+  const cairn_test::faulty_store<cairn::file_store> disturbed{files, faults};
+  SUBCASE("a run that resumes") {
+    cairn::checkpointer job{disturbed, quiet()};
+    cairn::state_dict state;
+    CHECK_FALSE(job.resume(state).has_value());
+  }
+  SUBCASE("a run that resumes after another one has made the mark") {
+    const auto record = to.store().list("step-").front().key;
+    const auto attempt = cairn::parse_key(record)->object.attempt;
+    REQUIRE(cairn::any_store(files).publish_new(cairn::aborted_key(step, attempt), {}));
+    cairn::checkpointer job{disturbed, quiet()};
+    cairn::state_dict state;
+    CHECK_FALSE(job.resume(state).has_value());
+  }
+  SUBCASE("who reshards into it") {
+    cairn::checkpoint_catalog{cairn::any_store(disturbed)}.clean_abandoned(step, {41, 42});
+  }
+  SUBCASE("one that removes the step") {
+    cairn::safetensors_storage{disturbed}.writer().remove(step);
+  }
+  CHECK(faults->triggered() == 1);
+  CHECK(refused == error_id::storage_aborted);
+  CHECK_FALSE(ended.has_value());
+  CHECK(to.reader().list().empty());
+  copy_again();
+  CHECK(ended == cairn::copy_report::outcome::copied);
+  auto copied = to.reader();
+  CHECK(cairn::verify_checkpoint(copied, step).good());
 }
 
 TEST_CASE("a copy into a store that is not there says so, and nothing of the step that it copies") {

@@ -147,6 +147,7 @@
 #include <cairn/impl/storage/commit/commit_options.ipp>
 #include <cairn/impl/storage/commit/commit_parts.ipp>
 #include <cairn/impl/storage/commit/commit_protocol.ipp>
+#include <cairn/impl/storage/commit/earlier_mark.ipp>
 #include <cairn/impl/storage/commit/leases.ipp>
 #include <cairn/impl/storage/commit/lost_parts.ipp>
 #include <cairn/impl/storage/commit/pins.ipp>

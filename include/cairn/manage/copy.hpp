@@ -7,6 +7,7 @@
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
+#include <cairn/storage/commit/earlier_mark.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
@@ -53,6 +54,8 @@ struct copy_options {
   std::function<bool()> stop = {};
   /// The limit for the commit, which may wait for the end of another save of the same step.
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
+  /// See commit_options. A copy that goes on after one that was ended waits at least so long before its commit.
+  std::chrono::nanoseconds rival_timeout = std::chrono::seconds(10);
 };
 
 /// The result of a copy.
@@ -132,6 +135,7 @@ class checkpoint_copy {
     }
   }
   void copy(const manifest& m, std::span<const std::byte> manifest_bytes) {
+    earlier_mark mark(to_, step_, m.attempt);
     find_objects(m);
     begin(m);
     send();
@@ -139,6 +143,7 @@ class checkpoint_copy {
       send();  // what was damaged before this call
       if (!read_back(manifest_bytes)) fail_damaged();
     }
+    mark.remove(options_.rival_timeout, [&] { stop_if_asked(); });
     commit(manifest_bytes);
   }
 
@@ -191,9 +196,8 @@ class checkpoint_copy {
         add(r.step, data_key(r.step, r.rank, r.attempt, f, m.placement), false);
     }
   }
-  /// Takes away what an earlier copy that was killed, or ended by a run at the target, left behind.
+  /// Takes away what an earlier copy that was killed left behind.
   void begin(const manifest& m) {
-    to_.remove(aborted_key(step_, m.attempt));
     for (const auto& key : to_.leftovers(step_directory(step_) + "/")) try {
         const auto about = unfinished_object(key);
         if (about && (about->object.kind == object_kind::manifest || about->object.attempt == m.attempt))
@@ -313,7 +317,8 @@ class checkpoint_copy {
     stop_if_asked();
     for (const auto& o : objects_)
       if (o.kept) to_.make_name_durable(o.key);
-    commit_protocol(to_).adopt(step_, manifest_bytes, deadline::in(options_.timeout));
+    commit_protocol(to_, {.rival_timeout = options_.rival_timeout})
+        .adopt(step_, manifest_bytes, deadline::in(options_.timeout));
   }
 
   any_store from_;
@@ -340,12 +345,12 @@ class checkpoint_copy {
 /// - A job may use the source: where its store has leases, and this process may write there, the copy holds
 ///   one, so that retention keeps the checkpoint. Where it is removed all the same, what this call has sent
 ///   is removed again.
-/// - A run that resumes at the target ends the copy (storage_aborted); call it again then. Only one copy of a
-///   step to a place at a time.
+/// - A run that resumes at the target ends the copy (storage_aborted), and removes what had arrived; call it again then. A
+///   call while that is still being removed throws storage_aborted, too. Only one copy of a step to a place at a time.
 /// - Does not copy the objects in which the commit of a large world gathered records: nothing reads them.
 ///
 /// @throws storage_error: storage_not_committed, also where the source's checkpoint is removed before its copy is
-/// committed; storage_already_committed where the target has another
+/// committed; storage_aborted, see above; storage_already_committed where the target has another
 /// checkpoint of this step; storage_no_space; corrupt_error where the source is damaged, after it has called
 /// options.found
 template <ByteStore From, class Storage>

@@ -109,6 +109,9 @@ class checkpoint_catalog {
       const std::vector<listed_unfinished>& unfinished);
   std::uint64_t clean_step(std::int64_t step, const run_id& run, const std::vector<std::uint64_t>& begun,
                            std::int64_t newest) const;
+  /// Ends an attempt for good, unless its mark is there still, where one was seen; false where the store refuses.
+  [[nodiscard]] bool end_attempt(std::int64_t step, std::uint64_t attempt, bool marked,
+                                 const run_id& run) const;
   std::uint64_t remove_unnamed(std::int64_t step, const manifest& m, const run_id& run) const;
   /// True if an attempt belongs to a run.
   [[nodiscard]] bool is_of(const run_id& run, std::int64_t step, std::uint64_t attempt,

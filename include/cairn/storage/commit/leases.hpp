@@ -46,8 +46,14 @@ class step_leases {
   /// @throws storage_error (storage_leased) naming who reads it; it removes nothing then.
   [[nodiscard]] std::shared_ptr<void> begin_removal(std::int64_t step);
 
+  /// Shows that the caller removes files of attempts that have ended without a checkpoint, as long as the returned object
+  /// lives; null where that cannot be shown, as on a full disk.
+  [[nodiscard]] std::shared_ptr<void> show_removal(std::int64_t step) noexcept;
+
   /// The processes that have a lease on a checkpoint, by host and process number.
   [[nodiscard]] std::vector<std::string> readers(std::int64_t step);
+  /// The processes that remove it, or files of its attempts, alike.
+  [[nodiscard]] std::vector<std::string> removers(std::int64_t step);
 
   /// Removes the leases of processes that have died.
   void clean(const store_look& look);

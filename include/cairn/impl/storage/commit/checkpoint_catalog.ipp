@@ -7,6 +7,7 @@
 #include <cairn/model/save_context.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/commit/leases.hpp>
 #include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
@@ -233,9 +234,9 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_abandoned(std::int64_t step, 
   const auto is_marked = [&](auto attempt) {
     return detail::any_of(attempts, [&](const auto& a) { return a.attempt == attempt && a.marked; });
   };
-  detail::erase_if(ended, [&](auto attempt) {
-    return !is_marked(attempt) && !objects_.mark(step, attempt, detail::superseded(step, run));
-  });
+  // As in clean_step().
+  const auto shown = ended.empty() ? nullptr : detail::step_leases(store_).show_removal(step);
+  detail::erase_if(ended, [&](auto attempt) { return !end_attempt(step, attempt, is_marked(attempt), run); });
   if (store_.size(manifest_key(step))) return 0;
   auto removed = objects_.remove_files(step, ended);
   const auto discard = [&](bool announcements) {
@@ -339,11 +340,18 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
   add_begun(attempts, begun, std::nullopt);
   const auto own =
       detail::erase_if(attempts, [&](const auto& a) { return is_of(run, step, a.attempt, objects); });
-  std::vector<std::uint64_t> ended;  // a mark that was reported as not made may appear after the check below
-  for (const auto& a : attempts)
-    if (a.marked || objects_.mark(step, a.attempt, detail::superseded(step, run))) ended.push_back(a.attempt);
-  if (store_.size(key)) return 0;
-  removed += objects_.remove_files(step, ended);
+  const auto has_files = [](const auto& a) { return a.files != 0; };
+  if (detail::any_of(attempts, has_files)) {
+    // Shown before the marks are looked for again: see earlier_mark.
+    const auto shown = detail::step_leases(store_).show_removal(step);
+    std::vector<std::uint64_t> ended;  // without those whose mark may appear after the check below
+    for (const auto& a : attempts)
+      if (has_files(a) && end_attempt(step, a.attempt, a.marked, run)) ended.push_back(a.attempt);
+    if (store_.size(key)) return 0;
+    removed += objects_.remove_files(step, ended);
+  } else if (store_.size(key)) {
+    return 0;
+  }
   // A mark of another run stays until the run after that one, and until there is a newer checkpoint: late
   // writers of its attempt must find it, and nothing older may become the newest checkpoint.
   const auto is_needed = [&](const auto& a) {
@@ -356,6 +364,12 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
   for (const auto& o : objects)
     if (o.is_claim() && own == 0) store_.remove(o.key), ++removed;
   return removed;
+}
+
+CAIRN_BODY bool checkpoint_catalog::end_attempt(std::int64_t step, std::uint64_t attempt, bool marked,
+                                                const run_id& run) const {
+  return (marked && store_.size(aborted_key(step, attempt))) ||
+         objects_.mark(step, attempt, detail::superseded(step, run));
 }
 
 CAIRN_BODY std::uint64_t checkpoint_catalog::remove_unnamed(std::int64_t step, const manifest& m,

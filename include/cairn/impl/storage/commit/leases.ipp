@@ -76,8 +76,20 @@ CAIRN_BODY std::shared_ptr<void> step_leases::begin_removal(std::int64_t step) {
   return shown;
 }
 
+CAIRN_BODY std::shared_ptr<void> step_leases::show_removal(std::int64_t step) noexcept {
+  try {
+    if (possible()) return show(step, removes);
+  } catch (...) {  // what is left goes all the same
+  }
+  return nullptr;
+}
+
 CAIRN_BODY std::vector<std::string> step_leases::readers(std::int64_t step) {
   return possible() ? who(all_on(step), step, reads) : std::vector<std::string>();
+}
+
+CAIRN_BODY std::vector<std::string> step_leases::removers(std::int64_t step) {
+  return possible() ? who(all_on(step), step, removes) : std::vector<std::string>();
 }
 
 CAIRN_BODY void step_leases::clean(const store_look& look) {
