@@ -20,6 +20,7 @@
 
 #include <doctest/doctest.h>
 #include <support/codec_archetype.hpp>
+#include <support/faulty_store.hpp>
 #include <support/rounds.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/storage_conformance.hpp>
@@ -206,6 +207,37 @@ TEST_CASE("over compression, too, a manifest is removed by the request of the st
   world_save(writer, saved.states(), 1).run();
   writer.remove(1);
   CHECK(*objects.asked == 1);
+}
+
+TEST_CASE("a file that was removed below compression since it was opened, or has come, is asked for") {
+  const cairn::memory_store objects;
+  const auto faults = std::make_shared<store_faults>();
+  const cairn::compressed_storage storage{faulty_store<cairn::memory_store>{objects, faults}, make_codec()};
+  auto writer = storage.writer();
+  const sample_world saved(1, 1);
+  world_save save(writer, saved.states(), 1);
+  auto below = objects;
+  const auto key = cairn::data_key(1, 0, save.context(0).attempt, 0);
+  const auto compressed = cairn::compressed_key(key);
+  const cairn::any_store over(
+      cairn::detail::compressed_store<codec>(cairn::any_store(objects), make_codec(), {}));
+  CHECK_FALSE(over.size(key));
+  save.write(0);
+  const auto bytes = over.size(key);
+  CHECK(bytes.has_value());
+  const auto content = below.read_all(compressed, 1u << 30);
+  REQUIRE(content.has_value());
+  below.remove(compressed);
+  CHECK_FALSE(over.size(key));
+  below.put_new(compressed, *content);
+  CHECK(over.size(key) == bytes);
+  // Removed by somebody while the manifest is published: the save is told that it is not committed.
+  faults->add({.kind = store_call::publish_new, .key_contains = "manifest", .action = [&](auto) {
+                 below.remove(compressed);
+               }});
+  CHECK(failure_of([&] { save.commit(); }).id == error_id::storage_aborted);
+  CHECK(faults->triggered() == 1);
+  CHECK(storage.reader().list().empty());
 }
 
 TEST_CASE("what the store below knows of writers and changes is known over compression") {

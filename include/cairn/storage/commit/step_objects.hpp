@@ -37,6 +37,8 @@ class step_objects {
   /// a checkpoint. `bytes`: those of the manifest; false for a damaged one. Costs one request where there
   /// is no mark.
   [[nodiscard]] bool is_late_manifest(std::int64_t step, std::span<const std::byte> bytes) const;
+  /// Whether a file is there; a data file may be compressed. One or two requests.
+  [[nodiscard]] bool is_there(std::int64_t step, const object_name& file, const file_placement& place) const;
   /// Whether all files of a manifest's own attempt are there; `objects`: those of its step. One or two requests for each
   /// that is not among them.
   [[nodiscard]] bool is_whole(const manifest& m, const vector<step_object>& objects) const;

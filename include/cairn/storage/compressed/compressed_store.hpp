@@ -117,8 +117,12 @@ class compressed_store {
   [[nodiscard]] read_session begin_reads() { return read_session(*this); }
 
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) {
-    if (is_data(key))
+    if (is_data(key)) {
+      // What was opened before may have been removed since, or have come.
+      const auto known = find_open(key);
+      if (known && store().size(compressed_key(key)).has_value() != (*known != nullptr)) forget(key);
       if (const auto file = open(key, store())) return file->bytes;
+    }
     return store().size(key);
   }
   void remove(std::string_view key) {
@@ -320,13 +324,16 @@ class compressed_store {
     const std::lock_guard lock(parts_->mutex);
     if (const auto known = parts_->files.find(key); known != parts_->files.end()) parts_->files.erase(known);
   }
+  /// What was opened before; nothing where that was not tried.
+  [[nodiscard]] std::optional<opened> find_open(std::string_view key) {
+    const std::lock_guard lock(parts_->mutex);
+    const auto known = parts_->files.find(key);
+    return known != parts_->files.end() ? std::optional(known->second) : std::nullopt;
+  }
   /// The compressed file of a data file's key; null where there is none.
   template <class From>
   [[nodiscard]] opened open(std::string_view key, From& from) {
-    {
-      const std::lock_guard lock(parts_->mutex);
-      if (const auto known = parts_->files.find(key); known != parts_->files.end()) return known->second;
-    }
+    if (auto known = find_open(key)) return std::move(*known);
     auto made = open_anew(compressed_key(key), from);
     const std::lock_guard lock(parts_->mutex);
     if (parts_->files.size() >= max_open) parts_->files.clear();

@@ -219,10 +219,9 @@ CAIRN_BODY void commit_protocol::make_records_durable(const save_context& c,
 CAIRN_BODY void commit_protocol::check_files(const save_context& c, const file_placement& place,
                                              std::uint32_t files) const {
   for (std::uint32_t k = 0; k < files; ++k)
-    if (const auto key = data_key(c.step, c.rank, c.attempt, k, place);
-        !store_.size(key) && !store_.size(compressed_key(key)))
+    if (!objects_.is_there(c.step, {object_kind::data, c.rank, c.attempt, k}, place))
       fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
-           {.rank = c.rank, .file = key});
+           {.rank = c.rank, .file = data_key(c.step, c.rank, c.attempt, k, place)});
 }
 
 CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest(

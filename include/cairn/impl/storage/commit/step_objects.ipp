@@ -72,14 +72,17 @@ CAIRN_BODY vector<object_name> step_objects::missing_in(const manifest& m,
   return missing;
 }
 
+CAIRN_BODY bool step_objects::is_there(std::int64_t step, const object_name& file,
+                                       const file_placement& place) const {
+  const auto stored = store_.innermost();
+  const auto key = object_key(step, file, place);
+  return stored.size(key) || (file.kind == object_kind::data && stored.size(compressed_key(key)));
+}
+
 CAIRN_BODY bool step_objects::is_whole(const manifest& m, const vector<step_object>& objects) const {
   // A listing may be old (network file systems), a look at an object is not.
-  const auto stored = store_.innermost();
-  for (const auto& missing : missing_in(m, objects)) {
-    const auto key = object_key(m.step, missing, m.placement);
-    if (!stored.size(key) && (missing.kind != object_kind::data || !stored.size(compressed_key(key))))
-      return false;
-  }
+  for (const auto& missing : missing_in(m, objects))
+    if (!is_there(m.step, missing, m.placement)) return false;
   return true;
 }
 
