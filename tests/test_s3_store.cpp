@@ -616,6 +616,34 @@ TEST_CASE("a checkpoint of a bucket that somebody reads stays until the lease en
   CHECK(server.objects().uploads() == 0);
 }
 
+TEST_CASE(
+    "who removes a step of a bucket ends what is under way of it, and nothing that has begun since it "
+    "looked") {
+  s3::server server{strict()};
+  auto there = quick(server);  // of other processes
+  const auto bytes = pattern(11u << 20, 1);
+  const cairn::write_range all{0, bytes};
+  const auto earlier = cairn::data_key(5, 0, 77, 0), later = cairn::data_key(5, 0, 78, 0);
+  auto of_earlier = there.create(earlier, bytes.size());
+  of_earlier.write({&all, 1});
+  REQUIRE(server.objects().uploads() == 1);
+  std::optional<cairn::s3_store::object_writer> of_later;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->add({.kind = cairn_test::store_call::leftovers, .after = true, .action = [&](auto) {
+                 of_later.emplace(there.create(later, bytes.size()));
+                 of_later->write({&all, 1});
+                 CHECK(server.objects().uploads() == 2);
+               }});
+  cairn::checkpoint_catalog(
+      cairn::any_store(cairn_test::faulty_store<cairn::s3_store>{quick(server), faults}))
+      .remove(5);
+  REQUIRE(of_later.has_value());
+  CHECK_THROWS_AS(of_earlier.finish(), cairn::storage_error);
+  of_later->finish();
+  CHECK(there.size(later) == bytes.size());
+  CHECK(server.objects().uploads() == 0);
+}
+
 TEST_CASE("a bucket is followed, and only what changed is read of it") {
   s3::server server{strict()};
   large_state training(1);

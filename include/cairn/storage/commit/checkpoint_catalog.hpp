@@ -47,8 +47,8 @@ class checkpoint_catalog {
   [[nodiscard]] std::vector<std::int64_t> list_from(std::int64_t step) const;
 
   /// Removes a checkpoint or what is left of one: the manifest first, then all objects of cairn in its
-  /// directory. Before, it ends saves of the step that are under way, which then fail. Their marks stay
-  /// until clean() no longer needs them. A checkpoint that such a save, or another one, commits in the
+  /// directory. Before, it ends saves of the step that are under way, which then fail; one that begins
+  /// meanwhile goes on. The marks of those that it ended stay until clean() no longer needs them. A checkpoint that such a save, or another one, commits in the
   /// meantime stays.
   void remove(std::int64_t step) const;
 

@@ -85,21 +85,27 @@ CAIRN_BODY void checkpoint_catalog::remove(std::int64_t step) const {
   for (const auto& a : attempts)
     if (!a.marked) objects_.require_mark(step, a.attempt, detail::removed_meanwhile(step));
   const auto standing = objects_.standing_attempt(step);  // committed before its mark was made
-  const auto ended = [&](const detail::step_object& o) {  // not an attempt that began since then
-    return o.name.attempt == removed ||
-           detail::any_of(attempts, [&](const auto& a) { return a.attempt == o.name.attempt; });
+  const auto ended = [&](std::uint64_t attempt) {         // not one that began since then
+    return attempt == removed ||
+           detail::any_of(attempts, [&](const auto& a) { return a.attempt == attempt; });
   };
   std::vector<std::string> keys;
   for (const auto& o : objects_.objects_of(step)) {
     if (o.own && o.name.kind == object_kind::manifest) continue;
-    if (o.is_file() && (o.name.attempt == standing || !ended(o))) continue;
+    if (o.is_file() && (o.name.attempt == standing || !ended(o.name.attempt))) continue;
     // Others may rely on a mark, and a manifest that was published twice may come back beside it; clean() removes it
     // when nobody does.
     if (o.is_mark()) continue;
     keys.push_back(o.key);
   }
   objects_.remove_all(keys);
-  (void)detail::discard_dead(store_, unfinished_of(step), "");
+  auto unfinished = unfinished_of(step);
+  // Where writers announce themselves, one that has just begun looks like one that died.
+  detail::erase_if(unfinished, [&](const listed_unfinished& object) {
+    const auto a = attempt_of_unfinished(object.key);
+    return a && !ended(a->attempt);
+  });
+  (void)detail::discard_dead(store_, unfinished, "");
 }
 
 CAIRN_BODY bool checkpoint_catalog::remove_attempt(save_attempt attempt) const {
