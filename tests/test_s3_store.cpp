@@ -592,6 +592,30 @@ TEST_CASE("a checkpoint that a bucket refuses to remove stays whole, is reported
   CHECK(back == training);
 }
 
+TEST_CASE(
+    "a checkpoint whose removal a bucket puts off is not told as removed, and goes after the next commit") {
+  s3::server server{strict()};
+  warnings told;
+  large_state training(1, 1'000);
+  cairn::checkpointer ckpt{quick(server), cairn::keep_last(1), calm, told};
+  ckpt.save(training.state, 1).wait();
+  server.faults.add("error DeleteObject 1-3 status=409 code=Conflict key=step-00000001/manifest");
+  ckpt.save(training.state, 2).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+  REQUIRE(told.texts->size() == 1);
+  CHECK(told.texts->at(0).find("old checkpoints could not be removed") == 0);
+  server.faults.add("error DeleteObject 1-3 status=409 code=Conflict key=step-00000002/manifest");
+  try {
+    ckpt.remove(2);
+    FAIL("removed");
+  } catch (const cairn::storage_error& e) {
+    CHECK(e.id() == cairn::error_id::storage_unavailable);
+  }
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1, 2});
+  ckpt.save(training.state, 3).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{3});
+}
+
 TEST_CASE("a checkpoint of a bucket that somebody reads stays until the lease ends") {
   s3::server server{strict()};
   const auto store = quick(server);

@@ -252,13 +252,18 @@ CAIRN_BODY void s3_client::remove(const std::string& key) {
 }
 
 CAIRN_BODY bool s3_client::remove_if(const std::string& key, std::span<const std::byte> bytes) {
-  for (int tries = 0; tries < 3; ++tries) {
+  for (int tries = 0;; ++tries) {
     const auto there = head(key);
     if (!there) return true;
     if (there->bytes != bytes.size()) return false;
     const auto held = get_all(key, bytes.size());
     if (!held) return true;
     if (!std::equal(held->begin(), held->end(), bytes.begin(), bytes.end())) return false;
+    if (tries == 3)
+      fail(error_id::storage_unavailable,
+           "the object store refused three times to remove an object, as something else was done to it: try "
+           "again",
+           {.file = place(key)});
     s3_request r{.method = "DELETE", .key = key};
     if (!there->etag.empty() && !google()) r.headers.emplace_back("if-match", there->etag);
     const auto call = run(std::move(r));
@@ -272,7 +277,6 @@ CAIRN_BODY bool s3_client::remove_if(const std::string& key, std::span<const std
     }
     require(*call, "removing of an object");
   }
-  return !head(key);
 }
 
 CAIRN_BODY std::string s3_client::token_header() const {
