@@ -289,6 +289,27 @@ TEST_CASE("of ranks whose data another commit removed nothing is committed, thou
   CHECK_FALSE(d.objects.size(cairn::manifest_key(5)).has_value());
 }
 
+TEST_CASE("a manifest of which files are gone is no checkpoint, though the store refuses to take it back") {
+  by_hand d;
+  cairn::state_dict ranks[2];
+  for (const std::int64_t rank : {0, 1}) ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});
+  world_save<cairn::safetensors_writer<memory>> save(d.writer, {&ranks[0], &ranks[1]}, 5, {1, 2});
+  save.write(1);
+  d.objects.remove(cairn::data_key(5, 1, save.context(1).attempt, 0));
+  save.write(0);
+  d.faults->add(
+      {.kind = store_call::remove, .for_ever = true, .key_contains = "manifest", .action = [](auto) {
+         cairn::fail(error_id::storage_unavailable, "nothing can be removed");
+       }});
+  CHECK(failure_of([&] { save.commit(); }).id == error_id::storage_aborted);
+  CHECK(d.objects.size(cairn::manifest_key(5)).has_value());
+  CHECK(d.reader.list().empty());
+  CHECK(failure_of([&] { d.writer.await_commit(save.context(1), soon()); }).id == error_id::storage_aborted);
+  d.faults->clear();
+  d.save(5, 1, 1).run();
+  CHECK(d.loads(5));
+}
+
 TEST_CASE(
     "ranks of a save that another one ended learn of it, though the checkpoint of that one was removed") {
   by_hand d;

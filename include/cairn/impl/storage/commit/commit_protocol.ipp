@@ -248,11 +248,20 @@ CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest
     whole = objects_.is_whole(m, objects);
     if (whole) return objects;
   }
-  (void)store_.remove_if(key, bytes);
+  // Without a mark files are missing: it was there and was removed.
+  std::exception_ptr why;
+  if (!mark_bytes) {
+    why = make_failure(error_id::storage_aborted,
+                       "the files of this save were removed before it was committed", {.file = key});
+    // Before: a manifest that cannot be taken back is a late one then.
+    (void)objects_.mark(c.step, c.attempt, why);
+  }
+  try {
+    (void)store_.remove_if(key, bytes);
+  } catch (const storage_error&) {  // who looks at the step next takes it away
+  }
   if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
-  // There is no mark, but files are missing: a mark was there and was removed.
-  fail(error_id::storage_aborted, "the files of this save were removed before it was committed",
-       {.file = key});
+  std::rethrow_exception(why);
 }
 
 CAIRN_BODY void commit_protocol::end_other_attempts(const save_context& c, const file_placement& place,
