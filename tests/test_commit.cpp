@@ -31,11 +31,15 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -1009,6 +1013,89 @@ TEST_CASE("ranks that share files: a rank that fails or does not come is named o
     d.writer.abort(save.context(2), cairn::make_failure(error_id::peer_lost, "rank 3"));
     nothing_left();
   }
+}
+
+namespace {
+
+/// A store in memory in which the name of one shared file is reported as not made, and comes later: behind the next look
+/// for it, or when the test says so.
+class late_name_store : public cairn::memory_store {
+  using shared_file = decltype(std::declval<cairn::memory_store&>().share({}, 0));
+
+ public:
+  struct late_name {
+    std::string key;
+    std::function<void()> comes;  ///< makes the name, which was reported as not made
+    std::function<void()> then;
+    void run() {
+      if (const auto make = std::exchange(comes, {})) make(), then();
+    }
+  };
+  class writer {
+   public:
+    writer(shared_file inner, std::string key, std::shared_ptr<late_name> late)
+        : inner_(std::make_shared<shared_file>(std::move(inner))),
+          key_(std::move(key)),
+          late_(std::move(late)) {}
+    void write(std::span<const cairn::write_range> parts) { inner_->write(parts); }
+    void put(std::uint64_t offset, std::span<const std::byte> bytes) { inner_->put(offset, bytes); }
+    bool read(std::uint64_t offset, std::span<std::byte> to) { return inner_->read(offset, to); }
+    void sync() { inner_->sync(); }
+    void finish(std::uint64_t bytes) {
+      if (key_ != late_->key) return inner_->finish(bytes);
+      late_->comes = [inner = inner_, bytes] { inner->finish(bytes); };
+      cairn::fail(error_id::storage_io, "the answer was lost", {.file = key_});
+    }
+
+   private:
+    std::shared_ptr<shared_file> inner_;
+    std::string key_;
+    std::shared_ptr<late_name> late_;
+  };
+
+  explicit late_name_store(std::shared_ptr<late_name> late) : late_(std::move(late)) {}
+  writer share(std::string_view key, std::uint64_t tag) {
+    return {cairn::memory_store::share(key, tag), std::string(key), late_};
+  }
+  std::optional<writer> join(std::string_view key, std::uint64_t tag) {
+    auto joined = cairn::memory_store::join(key, tag);
+    if (!joined) return std::nullopt;
+    return writer(std::move(*joined), std::string(key), late_);
+  }
+  std::optional<std::uint64_t> size(std::string_view key) {
+    const auto found = cairn::memory_store::size(key);
+    if (!found && key == late_->key) late_->run();
+    return found;
+  }
+
+ private:
+  std::shared_ptr<late_name> late_;
+};
+
+}  // namespace
+
+TEST_CASE("ranks that share files: a file that gets its name late stays in the checkpoint that names it") {
+  const auto late = std::make_shared<late_name_store::late_name>();
+  const cairn::commit_options options{.ranks_per_file = 2};
+  const cairn::safetensors_storage<late_name_store> storage(late_name_store(late), options);
+  auto writer = storage.writer();
+  const ranks state(4);
+  world_save save(writer, state.states(), 5);
+  const auto together = [&](int first) {
+    std::jthread other([&] { (void)save.write(first + 1); });
+    (void)save.write(first);
+  };
+  together(0);
+  late->key = cairn::record_key(5, 2, save.context(2).attempt, cairn::placement_of(options, 4));
+  late->then = [&] { save.commit(); };
+  CHECK(failure_of([&] { together(2); }).id == error_id::storage_io);
+  late->run();  // the other ranks have committed it
+  writer.abort(save.context(2), cairn::make_failure(error_id::storage_io, "the answer was lost"));
+  auto reader = storage.reader();
+  CHECK(reader.list() == std::vector<std::int64_t>{5});
+  ranks loaded(4, 99);
+  CHECK(failure_of([&] { load_world(reader, 5, loaded.states()); }).text == "nothing");
+  CHECK(loaded == state);
 }
 
 TEST_CASE("options that cannot work are refused with a sentence") {

@@ -150,6 +150,8 @@ class shared_files_writing {
   }
   /// The number of files that may have their final names.
   [[nodiscard]] std::size_t finished() const noexcept { return finished_; }
+  /// Whether the first file, by which the others may commit this save, has its name or may get it, however late.
+  [[nodiscard]] bool published() const noexcept { return published_; }
 
  private:
   using writer = any_store::shared_object_writer;
@@ -275,6 +277,7 @@ class shared_files_writing {
     for (auto k = files_.size(); k-- > 0;) {
       const files_under_way::note note(image_.notes().files, key(static_cast<std::uint32_t>(k)));
       files_[k].put(0, plan_.files[k].header);
+      published_ = k == 0;
       files_[k].finish(plan_.files[k].bytes);
     }
   }
@@ -290,6 +293,7 @@ class shared_files_writing {
   shared_file_plan plan_;
   std::vector<writer> files_;
   std::size_t finished_ = 0;
+  bool published_ = false;
 };
 
 }  // namespace detail

@@ -15,6 +15,7 @@
 #include <cairn/model/save_journal.hpp>
 #include <cairn/model/save_notes.hpp>
 #include <cairn/model/staged_image.hpp>
+#include <cairn/storage/commit/attempt_ending.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
 #include <cairn/storage/commit/commit_protocol.hpp>
@@ -440,8 +441,9 @@ CAIRN_BODY record safetensors_writer_base::inside::write_shared(const save_conte
     return written;
   } catch (...) {
     const auto why = std::current_exception();
-    // Where the first file has its name, the others may have committed it: abort() looks, and removes what they have not.
-    if (files.finished() != 0 && !record_stands(c)) remove_files(c, files.finished());
+    // Where the first file may get its name, the others may commit it: abort() ends the save first, and looks.
+    const bool unnamed = !files.published() || (detail::refused(why) && !record_stands(c));
+    if (files.finished() != 0 && unnamed) remove_files(c, files.finished());
     std::rethrow_exception(why);
   }
 }
