@@ -289,6 +289,22 @@ TEST_CASE("of ranks whose data another commit removed nothing is committed, thou
   CHECK_FALSE(d.objects.size(cairn::manifest_key(5)).has_value());
 }
 
+TEST_CASE("a look behind the manifest that fails for a moment is repeated, and the save is told as it is") {
+  for (const auto kind : {store_call::read_all, store_call::size, store_call::list}) {
+    CAPTURE(static_cast<int>(kind));
+    by_hand d;
+    auto save = d.save(5);
+    save.write(0);
+    d.faults->add(
+        {.kind = store_call::publish_new, .after = true, .key_contains = "manifest", .action = [&](auto) {
+           d.faults->fail_at(kind, 0);
+         }});
+    CHECK(failure_of([&] { save.commit(); }).text == "nothing");
+    CHECK(d.faults->triggered() == 2);
+    CHECK(d.loads(5));
+  }
+}
+
 TEST_CASE("a manifest of which files are gone is no checkpoint, though the store refuses to take it back") {
   by_hand d;
   cairn::state_dict ranks[2];

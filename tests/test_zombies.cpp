@@ -63,7 +63,7 @@ TEST_CASE("zombies: without a property that the protocols rely on, the model fin
       {"manifests that take effect after all else of their save is gone",
        {.manifests_die_with_marks = false, .frozen_items = false},
        6650},
-      {"removals that look before alone", {.removals_compare = false, .frozen_items = false}, 12570},
+      {"removals that look before alone", {.removals_compare = false, .frozen_items = false}, 15130},
   };
   for (const auto& row : rows) {
     CAPTURE(row.broken);

@@ -29,6 +29,7 @@
 #include <ctime>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -236,18 +237,29 @@ CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest
                               [&] { return store_.publish_new(key, bytes); });
   };
   while (!publish() && !objects_.committed_by(c.step, c.attempt)) wait_for_ended_manifest(c, place, until);
-  // If one of these requests fails, this rank fails but leaves the manifest: others may have relied on it.
   const auto ended = aborted_key(c.step, c.attempt);
-  const auto mark_bytes = store_.read_all(ended, detail::max_mark_bytes);
-  bool whole = store_.size(record_key(c.step, c.rank, c.attempt, place)).has_value();
+  std::optional<std::vector<std::byte>> mark_bytes;
   detail::vector<detail::step_object> objects;
-  if (!mark_bytes && whole) {
+  const auto stays = [&] {
+    mark_bytes = store_.read_all(ended, detail::max_mark_bytes);
+    if (mark_bytes || !store_.size(record_key(c.step, c.rank, c.attempt, place))) return false;
     // Whoever ended this attempt before its record was there may have removed what others had written, and then the
     // mark: looked at after the mark.
     objects = objects_.objects_of(c.step);
-    whole = objects_.is_whole(m, objects);
-    if (whole) return objects;
-  }
+    return objects_.is_whole(m, objects);
+  };
+  // If this fails for longer, this rank fails but leaves the manifest: others may have relied on it.
+  const auto timeout = deadline::in(options_.rival_timeout).earlier(until);
+  bool repeated = false;
+  for (detail::poll_backoff pause(c.attempt, c.rank);;) try {
+      if (stays()) return objects;
+      break;
+    } catch (const storage_error&) {
+      if (!pause.wait(timeout)) throw;
+      repeated = true;
+    }
+  // A mark that came since the first look takes nothing away; beside one that came before, the manifest is a late one.
+  if (repeated && mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
   // Without a mark files are missing: it was there and was removed.
   std::exception_ptr why;
   if (!mark_bytes) {
