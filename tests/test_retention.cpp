@@ -571,6 +571,48 @@ TEST_CASE("what a run loaded stays until it has committed, whoever else tidies u
     run.save(back.state, 150).wait();
     CHECK(tidy_up(300) == steps{300});
   }
+  SUBCASE("nor that of such a save of a step that is saved again since") {
+    stopped_call commit;
+    faults->add({.kind = cairn_test::store_call::publish_new,
+                 .key_contains = "step-00000050/manifest",
+                 .action = commit.action()});
+    auto queued = quiet;
+    queued.when_busy = cairn::busy_policy::queue;
+    cairn::checkpointer trainer{cairn::safetensors_storage{cairn_test::faulty_store{store, faults}}, queued};
+    const auto first = trainer.save(back.state, 50);
+    commit.wait();
+    trainer.load(back.state, 100);
+    const auto second = trainer.save(back.state, 50);
+    commit.go_on();
+    first.wait();
+    CHECK_THROWS_AS(second.wait(), cairn::storage_error);  // the first one is committed
+    CHECK(tidy_up(200) == steps{100, 200});
+  }
+  SUBCASE("also after a remove() of it that was refused") {
+    run.load(back.state, 100);
+    const auto refused = [&]() -> std::optional<cairn::error_id> {
+      try {
+        run.remove(100);
+        return std::nullopt;
+      } catch (const cairn::storage_error& e) {
+        return e.id();
+      }
+    };
+    SUBCASE("as it is pinned") {
+      run.pin(100);
+      CHECK(refused() == cairn::error_id::storage_pinned);
+      run.unpin(100);
+      CHECK(tidy_up(200) == steps{100, 200});
+    }
+    SUBCASE("as somebody else reads it") {
+      auto lease = other.lease(100);
+      CHECK(refused() == cairn::error_id::storage_leased);
+      lease.release();
+      CHECK(tidy_up(200) == steps{100, 200});
+    }
+    run.remove(100);
+    CHECK(run.list() == steps{200});
+  }
   SUBCASE("or when it has loaded another one, or resumed from it") {
     run.load(back.state, 100);
     CHECK(tidy_up(200) == steps{100, 200});

@@ -148,7 +148,7 @@ class schedule {
       line.begun({step, c.attempt});
       const bool committed = save(*s, p, c, frozen);
       frozen.ended(c, committed);
-      line.ended(step, committed);
+      line.ended({step, c.attempt}, committed);
       if (committed && keep != 0 && rank == 0) quietly([&] { retain(k, line); });
     }
   }

@@ -24,9 +24,9 @@ class retaining {
   virtual void set_base_step(std::int64_t step) noexcept = 0;
   virtual void begun(save_attempt save) noexcept = 0;
   /// A save has ended that goes to no store.
-  virtual void held(std::int64_t step) noexcept = 0;
+  virtual void held(save_attempt save) noexcept = 0;
   /// Another one has ended.
-  virtual void ended(std::int64_t step, bool committed, step_listing& listing,
+  virtual void ended(save_attempt save, bool committed, step_listing& listing,
                      save_journal* journal) noexcept = 0;
   /// Gives up what is being verified; waits for its end, at most so long.
   virtual void stop_scrubbing(deadline until) noexcept = 0;

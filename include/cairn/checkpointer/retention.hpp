@@ -47,20 +47,17 @@ class retention {
     const std::lock_guard lock(mutex_);
     under_way_.push_back(save);
   }
-  void ended(std::int64_t step, bool committed) {
+  void ended(save_attempt save, bool committed) {
     const std::lock_guard lock(mutex_);
-    const auto is_it = [&](const save_attempt& a) { return a.step == step; };
-    const auto save = detail::find_if(under_way_, is_it);
-    const auto which = save != under_way_.end() ? std::optional<save_attempt>(*save) : std::nullopt;
-    detail::erase_if(under_way_, is_it);
+    std::erase(under_way_, save);  // not another one of this step
     if (!committed) return;
-    std::erase(line_, step);
-    std::erase(verified_, step);  // another one of this number
-    forget(step);
-    detail::erase_if(committed_, is_it);
-    line_.push_back(step);
-    if (which) committed_.push_back(*which);
-    newest_ = step;
+    std::erase(line_, save.step);
+    std::erase(verified_, save.step);  // another one of this number
+    forget(save.step);
+    detail::erase_if(committed_, [&](const auto& a) { return a.step == save.step; });
+    line_.push_back(save.step);
+    committed_.push_back(save);
+    newest_ = save.step;
     ++commits_;
   }
   void verified(std::int64_t step) {

@@ -113,10 +113,11 @@ class save_path {
     progress->set_image(job->image.control());
     job->image.carry_notes_of(progress);
     progress->note([&](save_report& r) { r = report; });
-    progress->on_end(
-        [shared = services_, aside = seconds_since(begun)](save_report& r, const std::exception_ptr& why) {
-          shared->ended(r, why, nullptr, true, aside);
-        });
+    progress->on_end([shared = services_, aside = seconds_since(begun),
+                      save = save_attempt{report.step, job->context.attempt}](save_report& r,
+                                                                              const std::exception_ptr& why) {
+      shared->ended(save, r, why, nullptr, true, aside);
+    });
     saves_.make_room();
     services_->begun({report.step, job->context.attempt});
     saves_.add_last(progress);
@@ -267,18 +268,18 @@ class save_path {
         if (changed) frozen_->forget();
       }
       saves_.make_room();
-      save.progress->on_end(
-          [shared = services_, &progress = *save.progress, frozen = frozen_, begun = save.begin,
-           waits = executor_.runs_in_caller(),
-           attempt = save.context.attempt](save_report& report, const std::exception_ptr& why) {
-            if (waits) report.blocked_seconds = seconds_since(begun);
-            if (frozen->ended(attempt, why))
-              shared->report().warned(
-                  "two saves in a row that linked the files of frozen items have failed: this checkpointer "
-                  "links nothing any more, and every save writes them",
-                  why);
-            shared->ended(report, why, progress.notes().journal.get(), progress.in_tier());
-          });
+      save.progress->on_end([shared = services_, &progress = *save.progress, frozen = frozen_,
+                             begun = save.begin, waits = executor_.runs_in_caller(),
+                             attempt = save_attempt{save.context.step, save.context.attempt}](
+                                save_report& report, const std::exception_ptr& why) {
+        if (waits) report.blocked_seconds = seconds_since(begun);
+        if (frozen->ended(attempt.attempt, why))
+          shared->report().warned(
+              "two saves in a row that linked the files of frozen items have failed: this checkpointer "
+              "links nothing any more, and every save writes them",
+              why);
+        shared->ended(attempt, report, why, progress.notes().journal.get(), progress.in_tier());
+      });
     } catch (...) {
       frozen_->forget();  // link_unchanged may have seen a change, which it tells once
       // The others may have planned from their caches, and learn it so.

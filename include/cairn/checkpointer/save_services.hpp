@@ -91,11 +91,17 @@ class save_services {
     if (lease.held() || !stands_on(step)) hold_base(std::move(lease));
     if (retaining_ != nullptr) retaining_->set_base_step(step);
   }
-  /// Its own lease on a step does not keep this run from removing it.
-  void give_base_back(std::int64_t step) noexcept {
-    checkpoint_lease ended;
-    const std::lock_guard lock(mutex_);
-    if (base_lease_.step() == step) ended = std::move(base_lease_);
+  /// Removes a checkpoint, for the coordinator: the lease of this run on it does not keep it from that, and stays where
+  /// the checkpoint does. `until`: for taking that lease again.
+  /// @throws what the writer does
+  void remove(std::int64_t step, deadline until) {
+    const bool stood = give_base_back(step);
+    try {
+      writer_.remove(step);
+    } catch (...) {
+      if (stood) take_base_again(step, until);
+      throw;
+    }
   }
   /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
   /// process may not write, which is told once; anything else, too, if `reading`: loads go on without, and fetch the manifest
@@ -124,7 +130,7 @@ class save_services {
   void begun(save_attempt save) noexcept {
     try {
       const std::lock_guard lock(mutex_);
-      begun_since_base_.push_back(save.step);
+      begun_since_base_.push_back(save);
     } catch (...) {  // its commit does not end the lease on the base then
     }
     if (retaining_ != nullptr) retaining_->begun(save);
@@ -137,10 +143,10 @@ class save_services {
   void count_by_tier() noexcept { by_tier_ = true; }
   /// Called once for each save, when it ends. `in_tier`: a tier holds it, or is about to. `aside`: seconds that it was
   /// only held before it went to the store.
-  void ended(save_report& report, const std::exception_ptr& failure, save_journal* journal, bool in_tier,
-             double aside = 0) noexcept {
-    const bool since_base = ended_since_base(report.step);
-    if (failure == nullptr && !report.persisted) return held(report, journal);
+  void ended(save_attempt save, save_report& report, const std::exception_ptr& failure, save_journal* journal,
+             bool in_tier, double aside = 0) noexcept {
+    const bool since_base = ended_since_base(save);
+    if (failure == nullptr && !report.persisted) return held(save, report, journal);
     if (failure == nullptr) {
       held_reported_ = false;
       history_.committed(report, aside);
@@ -151,7 +157,7 @@ class save_services {
     if (is_of_store(failure)) restart_journal::tell(reporter_, restarts_->excused(writer_));
     step_listing listing(reader_);
     if (failure == nullptr) look_for_other_runs(report.step, listing);
-    if (retaining_ != nullptr) retaining_->ended(report.step, failure == nullptr, listing, journal);
+    if (retaining_ != nullptr) retaining_->ended(save, failure == nullptr, listing, journal);
     vector<save_span> spans;
     try {
       if (journal != nullptr) spans = journal->spans();
@@ -194,9 +200,9 @@ class save_services {
     return base_lease_.held() && base_lease_.step() == step;
   }
   /// Whether this save, which has ended, began since the run stands where it does.
-  [[nodiscard]] bool ended_since_base(std::int64_t step) noexcept {
+  [[nodiscard]] bool ended_since_base(save_attempt save) noexcept {
     const std::lock_guard lock(mutex_);
-    return detail::erase_if(begun_since_base_, [&](auto s) { return s == step; }) != 0;
+    return detail::erase_if(begun_since_base_, [&](const auto& s) { return s == save; }) != 0;
   }
   /// Ends what shows in the store that this run lives and what it stands on; and its note among `notes`, if any. A thread
   /// does it, and is left behind where it does not come to an end in time: the store may answer nothing, and a program
@@ -237,6 +243,23 @@ class save_services {
     } catch (...) {  // no memory: they end here
     }
   }
+  /// Whether there was a lease. What is left names the step still, until the run stands elsewhere.
+  [[nodiscard]] bool give_base_back(std::int64_t step) noexcept {
+    checkpoint_lease ended;
+    const std::lock_guard lock(mutex_);
+    if (base_lease_.step() != step || !base_lease_.held()) return false;
+    ended = std::move(base_lease_);
+    return true;
+  }
+  /// Nothing where the checkpoint is gone, or where the run has committed a save since.
+  void take_base_again(std::int64_t step, deadline until) noexcept {
+    try {
+      auto again = lease(step, until, false);
+      const std::lock_guard lock(mutex_);
+      if (base_lease_.step() == step && !base_lease_.held()) base_lease_ = std::move(again);
+    } catch (...) {  // the store tells nothing of it now, and the run goes on without
+    }
+  }
   void hold_base(checkpoint_lease next) noexcept {
     checkpoint_lease ended;  // outside of the lock: it may take a request
     const std::lock_guard lock(mutex_);
@@ -244,13 +267,13 @@ class save_services {
     base_lease_ = std::move(next);
   }
   /// A save that goes to no store is held by this rank.
-  void held(const save_report& report, save_journal* journal) noexcept {
+  void held(save_attempt save, const save_report& report, save_journal* journal) noexcept {
     vector<save_span> spans;
     try {
       if (journal != nullptr) spans = journal->spans();
     } catch (...) {  // as above
     }
-    if (retaining_ != nullptr) retaining_->held(report.step);
+    if (retaining_ != nullptr) retaining_->held(save);
     if (by_tier_) note(nullptr);
     reporter_.held(report, !held_reported_.exchange(true), spans);
   }
@@ -287,7 +310,7 @@ class save_services {
   std::atomic<bool> held_reported_{false};
   mutable std::mutex mutex_;
   checkpoint_lease base_lease_;            ///< of rank 0
-  vector<std::int64_t> begun_since_base_;  ///< steps of saves under way
+  vector<save_attempt> begun_since_base_;  ///< that are under way
   std::mutex life_mutex_;
   bool life_shown_ = false;
   std::shared_ptr<void> life_;  ///< of rank 0: shows that the run lives

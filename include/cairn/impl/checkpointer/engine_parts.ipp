@@ -274,8 +274,7 @@ CAIRN_BODY void engine::remove(std::int64_t step) {
   static_cast<void>(read_once(
       in_->group,
       [&] {
-        in_->services->give_base_back(step);
-        in_->services->writer().remove(step);
+        in_->services->remove(step, deadline::in(in_->options.peer_timeout / 2));
         return std::vector<std::byte>();
       },
       in_->peer_deadline()));

@@ -63,20 +63,19 @@ class policy_retaining final : public retaining {
     if (scrubber_ != nullptr && !scrubber_->stop(until))
       reporter_.warned("the store did not answer in time to end the verifying of a checkpoint", nullptr);
   }
-  void held(std::int64_t step) noexcept override {
-    retention_.ended(step, false);  // it is no checkpoint of the store
+  void held(save_attempt save) noexcept override {
+    retention_.ended(save, false);  // it is no checkpoint of the store
   }
   /// Removes only after a commit: the old checkpoints are good until the new one exists.
-  void ended(std::int64_t step, bool committed, step_listing& listing,
+  void ended(save_attempt save, bool committed, step_listing& listing,
              save_journal* journal) noexcept override {
     try {
-      retention_.ended(step, committed);
+      retention_.ended(save, committed);
       if (!committed) return;
       if (scrubber_ != nullptr)
         if (auto kept = services_.lock())
-          scrubber_->ask(step, [this, kept = std::move(kept)](std::int64_t s, const scrubber::gate& gate) {
-            scrub(s, gate);
-          });
+          scrubber_->ask(save.step, [this, kept = std::move(kept)](
+                                        std::int64_t s, const scrubber::gate& gate) { scrub(s, gate); });
       remove_outdated(listing, journal);
     } catch (...) {  // the next commit tries again
       reporter_.warned("old checkpoints could not be removed", std::current_exception());
