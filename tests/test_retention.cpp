@@ -635,6 +635,13 @@ TEST_CASE("what a run loaded stays until it has committed, whoever else tidies u
     CHECK(tidy_up(200) == steps{200});
     CHECK(names_in(directory.path()) == std::vector<std::string>{"step-00000200"});
   }
+  SUBCASE("also where its last save failed") {
+    run.load(back.state, 100);
+    faults->fail_at(cairn_test::store_call::create, 0);
+    run.save(back.state, 150);
+    CHECK_THROWS_AS(run.close(), cairn::storage_error);
+    CHECK(tidy_up(200) == steps{200});
+  }
   SUBCASE("but the run itself may remove it") {
     run.load(back.state, 100);
     run.remove(100);

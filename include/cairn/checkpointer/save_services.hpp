@@ -80,7 +80,8 @@ class save_services {
   }
   /// As resumed(), by load() or refresh().
   void loaded(std::int64_t step) noexcept { restarts_->loaded(writer_, step, reporter_); }
-  void closed() noexcept { end_holds(restarts_->has_own() ? restarts_ : nullptr); }
+  /// No save is under way, and none will be. `in_order`: the last one has not failed.
+  void closed(bool in_order) noexcept { end_holds(in_order && restarts_->has_own() ? restarts_ : nullptr); }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which
   /// keeps it until the run has committed a save that begins from now on, so that it stays whoever else tidies up.
   void set_base_step(std::int64_t step, checkpoint_lease lease) noexcept {

@@ -124,7 +124,7 @@ class unfinished_saves {
                      "a save had not ended when close() gave up waiting; it goes on until the process ends");
     });
     services_->stop_scrubbing(deadline::in(longest_end));
-    end_in_order();
+    end_run();
     if (const auto why = saves_.last_failure(); why != nullptr) std::rethrow_exception(why);
   }
   /// As the destructor of a checkpointer does it, before and after `between()`, which may throw. `unwinding`:
@@ -149,7 +149,7 @@ class unfinished_saves {
       saves_.wait([&](const save_progress&) {
         services_->report().warned("a save had not ended when its checkpointer was destroyed", nullptr);
       });
-      if (!unwinding) end_in_order();
+      if (!unwinding) end_run();
     } catch (...) {
       warn_at_end();
     }
@@ -191,9 +191,9 @@ class unfinished_saves {
       warn_at_end();
     }
   }
-  /// A run whose last save failed, or hangs, has not ended in order; and its store may answer nothing.
-  void end_in_order() noexcept {
-    if (!saves_.any() && saves_.last_failure() == nullptr) services_->closed();
+  /// Nothing while a save is under way: it may be committed yet, and until then the run stands on what it has loaded.
+  void end_run() noexcept {
+    if (!saves_.any()) services_->closed(saves_.last_failure() == nullptr);
   }
 
   const checkpointer_options& options_;
