@@ -1064,6 +1064,31 @@ TEST_CASE(
   next_save(cairn::busy_policy::queue);
 }
 
+TEST_CASE(
+    "who waits for the plans of other ranks gives up by the deadline, though the store answers nothing") {
+  silent_store s;
+  std::latch tried(1);
+  none_failed(s.ranks(2, [&](int rank, communicator comm) {
+    training_state t(rank, 2, small);
+    auto options = patient();
+    options.peer_timeout = std::chrono::seconds(3);
+    auto ckpt = s.open(std::move(comm), options);
+    if (rank == 1) return tried.wait();
+    s.hush();
+    answers_at_last watch(*s.gate);
+    const auto why = thrown_by([&] { ckpt.save(t.state, 1); });
+    s.await_call();  // who looks whether others write
+    if (watch.late())
+      FAIL_CHECK("save() waits for a store that answers nothing");
+    else
+      s.answer();
+    CHECK(why.id == error_id::timeout_peer);
+    CHECK(why.fields.rank == 1);
+    tried.count_down();
+  }));
+  CHECK(s.is_left());
+}
+
 TEST_CASE("a checkpointer ends, although the store answers nothing to who ends its failed saves") {
   const auto end = [](bool reached) {  // the executor, before the store answered nothing
     silent_store s;

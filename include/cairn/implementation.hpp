@@ -31,6 +31,7 @@
 #include <cairn/impl/checkpointer/item_reading.ipp>
 #include <cairn/impl/checkpointer/make_retaining.ipp>
 #include <cairn/impl/checkpointer/make_tier_parts.ipp>
+#include <cairn/impl/checkpointer/other_writers.ipp>
 #include <cairn/impl/checkpointer/rebuild_exchange.ipp>
 #include <cairn/impl/checkpointer/spread_recovery.ipp>
 #include <cairn/impl/checkpointer/surveyed_places.ipp>

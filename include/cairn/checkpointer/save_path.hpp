@@ -6,6 +6,7 @@
 #include <cairn/checkpointer/failed_saves.hpp>
 #include <cairn/checkpointer/frozen_saves.hpp>
 #include <cairn/checkpointer/options.hpp>
+#include <cairn/checkpointer/other_writers.hpp>
 #include <cairn/checkpointer/save_plans.hpp>
 #include <cairn/checkpointer/save_services.hpp>
 #include <cairn/checkpointer/tier_parts.hpp>
@@ -248,7 +249,8 @@ class save_path {
   void plan(attempt& save, const state_dict& state) {
     try {
       const span_note span(save.journal(), span_kind::plan);
-      const auto others_write = [&] { return services_->writer().other_writing_rank(save.context); };
+      other_writers others(services_->writer(), save.context);
+      const auto others_write = [&] { return others.look(); };
       save.planned = plans_.plan(state, group_, services_->writer(), peer_deadline(), save.cost.plan_cached,
                                  others_write);
     } catch (...) {
