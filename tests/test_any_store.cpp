@@ -123,6 +123,10 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(without.identify("a")->version.empty());
     CHECK_FALSE(without.identify("b").has_value());
   }
+  SUBCASE("roots") {
+    CHECK(cairn::any_store(rooted_archetype{objects}).root_identity() == "root");
+    CHECK(cairn::any_store(watching_archetype{objects}).root_identity() == "");
+  }
   SUBCASE("second keys") {
     const cairn::any_store store(linking_archetype{objects});
     CHECK(store.links());

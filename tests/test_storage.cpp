@@ -91,7 +91,7 @@ static_assert(cairn::FindsWritingRank<real_writer> && cairn::TestsStore<real_wri
               cairn::AnnouncesSaves<real_writer> && cairn::ReportsLiveSaves<real_writer> &&
               cairn::LocatesCheckpoints<real_writer> && cairn::ReportsReaders<real_writer> &&
               cairn::PinsCheckpoints<real_writer> && cairn::RemovesAttempts<real_writer> &&
-              cairn::ShowsRuns<real_writer>);
+              cairn::ShowsRuns<real_writer> && cairn::KnowsRoot<real_writer>);
 static_assert(cairn::GatedReader<real_reader> && cairn::SharingReader<real_reader> &&
               cairn::ReportsRuns<real_reader> && cairn::ComparesBlocks<real_reader> &&
               cairn::ListsFrom<real_reader> && !cairn::ListsFrom<storage_reader_archetype>);
@@ -100,8 +100,8 @@ static_assert(
     !cairn::LocatesCheckpoints<storage_writer_archetype> &&
     !cairn::ReportsReaders<storage_writer_archetype> && !cairn::PinsCheckpoints<storage_writer_archetype> &&
     !cairn::RemovesAttempts<storage_writer_archetype> && !cairn::ShowsRuns<storage_writer_archetype> &&
-    !cairn::SharingReader<storage_reader_archetype> && !cairn::ReportsRuns<storage_reader_archetype> &&
-    !cairn::ComparesBlocks<storage_reader_archetype>);
+    !cairn::KnowsRoot<storage_writer_archetype> && !cairn::SharingReader<storage_reader_archetype> &&
+    !cairn::ReportsRuns<storage_reader_archetype> && !cairn::ComparesBlocks<storage_reader_archetype>);
 struct retract_may_throw : real_writer {
   void retract(const cairn::save_context&) {}
 };
@@ -192,6 +192,8 @@ TEST_CASE("a handle over the smallest writer and reader has a fallback for each 
   CHECK_FALSE(writer.announce({}).shown());
   CHECK(writer.live_saves({}).empty());
   CHECK(writer.location_of(1).empty());
+  CHECK(writer.root_identity().empty());
+  writer.require_root({.identity = "1", .step = 2});
   CHECK((writer.maker() == nullptr));
   CHECK(failure_of([&] { static_cast<void>(writer.description()); }).id == error_id::usage_bad_option);
   CHECK_FALSE(reader.shares());
@@ -205,6 +207,9 @@ TEST_CASE("a handle has the capabilities of its writer and its reader") {
   cairn::any_writer writer(real.writer());
   const auto until = cairn::deadline::in(std::chrono::minutes(1));
   CHECK(writer.location_of(3) == real.writer().location_of(3));
+  CHECK(writer.root_identity().empty());  // there is none yet
+  CHECK(failure_of([&] { writer.require_root({.identity = "1", .step = 2}); }).id ==
+        error_id::storage_not_found);
   CHECK(writer.tests_store());
   CHECK_FALSE(writer.test_store().points.empty());
   writer.note_restart({1, 2}, 3);

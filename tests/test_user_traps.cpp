@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -714,4 +715,133 @@ TEST_CASE("ranks pass over the same checkpoint, and names that are no notes coun
   for (auto& rank : ranks) rank.join();
   for (const auto& step : got) CHECK(step == 10);
   CHECK(r.notes() == 5);  // the others' names stay
+}
+
+namespace fs = std::filesystem;
+
+/// The directory of a store, which goes away as with the disk that is mounted there.
+struct mounted_directory {
+  cairn_test::scratch_directory scratch;
+  fs::path root = fs::path(scratch.path()) / "run", away = fs::path(scratch.path()) / "away";
+  [[nodiscard]] cairn::file_store store() const { return cairn::file_store{root.string()}; }
+  void unmount() const { fs::rename(root, away); }
+  void mount() const {
+    fs::remove_all(root);
+    fs::rename(away, root);
+  }
+  /// What is there, but for marks of saves that have failed.
+  [[nodiscard]] std::vector<std::string> files() const {
+    std::vector<std::string> found;
+    if (!fs::exists(root)) return found;
+    for (const auto& f : fs::recursive_directory_iterator(root))
+      if (f.is_regular_file() && !f.path().filename().string().starts_with("aborted."))
+        found.push_back(f.path().filename());
+    return found;
+  }
+};
+
+TEST_CASE("a store whose directory goes away while a run uses it is not taken for an empty one") {
+  const mounted_directory disk;
+  model m;
+  cairn::checkpointer ckpt{disk.store(), quiet()};
+  CHECK_FALSE(ckpt.resume(m.state).has_value());
+  ckpt.save(m.state, 10).wait();
+  bool commits = true;
+  SUBCASE("after a commit") {}
+  SUBCASE("after a load") {
+    commits = false;
+  }
+  std::optional<cairn::checkpointer_for<cairn::file_store, cairn::checkpointer_options>> loads;
+  if (!commits) {
+    loads.emplace(disk.store(), quiet());
+    CHECK(loads->resume(m.state) == 10);
+  }
+  auto& run = commits ? ckpt : *loads;
+  disk.unmount();
+  SUBCASE("and is not there") {}
+  SUBCASE("and what is under the mount is there instead") {
+    fs::create_directory(disk.root);
+  }
+  SUBCASE("and that has an older checkpoint") {
+    cairn::checkpointer{disk.store(), quiet()}.save(m.state, 5).wait();
+  }
+  const auto other = fs::exists(disk.root);
+  const auto before = disk.files();
+  const auto refuses = [&](auto call) {
+    const auto why = thrown_by(call);
+    REQUIRE(why.has_value());
+    CHECK(why->id() == cairn::error_id::storage_not_found);
+    CHECK_MESSAGE(has(why->what(), "step 10"), why->what());
+    CHECK_MESSAGE(has(why->what(), "is its disk mounted?"), why->what());
+    CHECK_MESSAGE(has(why->what(), disk.root.string()), why->what());
+  };
+  refuses([&] { static_cast<void>(run.resume(m.state)); });
+  refuses([&] { run.load(m.state, 10); });
+  refuses([&] { static_cast<void>(run.refresh(m.state)); });
+  CHECK(fs::exists(disk.root) == other);  // nothing was made
+  refuses([&] { run.save(m.state, 20).wait(); });
+  CHECK(disk.files() == before);
+  disk.mount();
+  CHECK(run.resume(m.state) == 10);
+  run.save(m.state, 30).wait();
+  CHECK(run.list() == std::vector<std::int64_t>{10, 30});
+}
+
+TEST_CASE("a directory that is another one, and has what the run knows of, is the same store") {
+  const mounted_directory disk;
+  model m;
+  cairn::checkpointer ckpt{disk.store(), quiet()};
+  ckpt.save(m.state, 10).wait();
+  CHECK(ckpt.resume(m.state) == 10);
+  disk.unmount();
+  fs::copy(disk.away, disk.root, fs::copy_options::recursive);  // as where it was mounted anew
+  CHECK(ckpt.resume(m.state) == 10);
+  ckpt.load(m.state, 10);
+  ckpt.save(m.state, 20).wait();
+  disk.store().remove(cairn::manifest_key(10));
+  cairn::checkpointer{disk.store(), quiet()}.save(m.state, 40).wait();
+  CHECK(ckpt.resume(m.state) == 40);
+}
+
+TEST_CASE("a directory may go where nothing of a run is in it") {
+  const mounted_directory disk;
+  model m;
+  cairn::checkpointer ckpt{disk.store(), quiet()};
+  SUBCASE("as it has saved nothing") {
+    CHECK_FALSE(ckpt.resume(m.state).has_value());
+  }
+  SUBCASE("as it has removed that itself") {
+    ckpt.save(m.state, 10).wait();
+    ckpt.remove(10);
+  }
+  disk.unmount();
+  CHECK_FALSE(ckpt.resume(m.state).has_value());
+  disk.unmount();
+  ckpt.save(m.state, 20).wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{20});
+}
+
+TEST_CASE("a rank whose mount has gone since is named by the next resume") {
+  const mounted_directory disk;
+  const auto second = fs::path(disk.scratch.path()) / "second";  // where rank 1 has it
+  const auto empty = fs::path(disk.scratch.path()) / "empty";
+  fs::create_directory(disk.root), fs::create_directory(empty);
+  fs::create_directory_symlink(disk.root, second);
+  cairn::thread_group group{2};
+  const auto rank = [&](int k) {
+    model m;
+    cairn::checkpointer ckpt{cairn::file_store{k == 0 ? disk.root.string() : second.string()},
+                             group.communicator(k), listener(), quiet()};
+    CHECK_FALSE(ckpt.resume(m.state).has_value());
+    ckpt.save(m.state, 10).wait();
+    CHECK(ckpt.resume(m.state) == 10);
+    if (k == 1) fs::remove(second), fs::create_directory_symlink(empty, second);
+    CHECK_FALSE(ckpt.any_rank(false));
+    const auto why = thrown_by([&] { static_cast<void>(ckpt.resume(m.state)); });
+    REQUIRE(why.has_value());
+    CHECK(why->id() == cairn::error_id::storage_not_shared);
+    CHECK(why->fields().rank == 1);
+  };
+  std::jthread other(rank, 1);
+  rank(0);
 }

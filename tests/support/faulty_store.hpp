@@ -192,6 +192,12 @@ class faulty_store {
   {
     return faults_->around(store_call::size, key, [&] { return inner_.identify(key); });
   }
+  /// Does not count.
+  std::optional<std::string> root_identity()
+    requires cairn::IdentifiesRoot<Inner>
+  {
+    return inner_.root_identity();
+  }
   std::vector<cairn::listed_object> list(std::string_view prefix) {
     auto found = faults_->around(store_call::list, prefix, [&] { return inner_.list(prefix); });
     std::erase_if(found, [&](const auto& o) { return !faults_->is_listed(o.key); });

@@ -198,6 +198,11 @@ struct identifying_archetype : extended_archetype {
   }
 };
 
+struct rooted_archetype : extended_archetype {
+  using extended_archetype::extended_archetype;
+  std::optional<std::string> root_identity() & { return "root"; }
+};
+
 struct layered_archetype : extended_archetype {
   layered_archetype(const cairn::memory_store& own, telling_archetype below)
       : extended_archetype(own), inner_(std::move(below)) {}
@@ -253,6 +258,7 @@ static_assert(cairn::LinksUntil<hanging_link_archetype> && !cairn::LinksUntil<li
 static_assert(cairn::WatchesChanges<watching_archetype>);
 static_assert(cairn::IdentifiesObjects<identifying_archetype> &&
               !cairn::IdentifiesObjects<watching_archetype>);
+static_assert(cairn::IdentifiesRoot<rooted_archetype> && !cairn::IdentifiesRoot<watching_archetype>);
 static_assert(cairn::LayeredStore<layered_archetype> && cairn::DecodingStore<decoding_archetype>);
 
 }  // namespace cairn_test

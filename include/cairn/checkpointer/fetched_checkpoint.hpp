@@ -37,6 +37,7 @@ inline fetched_checkpoint fetch_step(collectives& group, save_services& services
   c.manifest = read_once(
       group,
       [&] {
+        services.require_root();
         if (!options.read_only) c.lease = services.lease(step, deadline::in(options.peer_timeout / 2), true);
         return services.reader().fetch(step);
       },
@@ -51,6 +52,7 @@ inline fetched_checkpoint fetch_newest(collectives& group, save_services& servic
   c.manifest = read_once(
       group,
       [&] {
+        services.require_root();
         for (;;) {
           const auto steps = services.reader().list();
           if (steps.empty())

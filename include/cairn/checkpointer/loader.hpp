@@ -156,6 +156,7 @@ class loader {
         newest_stored_.reset();
         for (const auto stored : steps)
           if (stored <= *step) newest_stored_ = stored;  // the newer ones did not load
+        if (store_has_resumed_) services_->found_in_store(*step);
         services_->set_base_step(*step, std::move(lease));
         services_->report().loaded(*step, report);
         warn_of_kept_items(services_->report(), report, *step);
@@ -311,6 +312,7 @@ class loader {
   }
   /// What load() and refresh() do when all ranks have succeeded. `lease`: see save_services::set_base_step.
   void has_loaded(std::int64_t step, const load_report& report, checkpoint_lease lease) {
+    services_->found_in_store(step);
     services_->set_base_step(step, std::move(lease));
     services_->loaded(step);
     if (tier_ != nullptr) tier_->loaded(step, false, peers());

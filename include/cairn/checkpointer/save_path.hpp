@@ -165,6 +165,7 @@ class save_path {
     save.context = {
         run_,  step, attempt_of(run_, step, save_count_), 0, group_.rank(), group_.size(), options_.timeout,
         peers_};
+    if (group_.rank() == 0) save.context.root = services_->root();
     if (!said.empty()) save.context.annotations = detail::make_shared<const annotations>(std::move(said));
     saves_.give_up_unconfirmed();
     if (options_.when_busy == busy_policy::skip && any_rank(group_, busy(), peer_deadline())) {

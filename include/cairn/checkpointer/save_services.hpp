@@ -82,6 +82,30 @@ class save_services {
   void loaded(std::int64_t step) noexcept { restarts_->loaded(writer_, step, reporter_); }
   /// No save is under way, and none will be. `in_order`: the last one has not failed.
   void closed(bool in_order) noexcept { end_holds(in_order && restarts_->has_own() ? restarts_ : nullptr); }
+  /// For rank 0: what is known of the store's root; see KnowsRoot.
+  [[nodiscard]] known_root root() const {
+    const std::lock_guard lock(mutex_);
+    return root_;
+  }
+  /// For rank 0, before what is in the store is believed, or anything is made there.
+  /// @throws what the writer does where it is another store than before
+  void require_root() { writer_.require_root(root()); }
+  /// The store's root is there: from now on it is to be the same.
+  void note_root() noexcept {
+    try {
+      if (rank_ != 0 || !root().identity.empty()) return;
+      auto identity = writer_.root_identity();
+      const std::lock_guard lock(mutex_);
+      root_.identity = std::move(identity);
+    } catch (...) {  // a later call learns it
+    }
+  }
+  /// The store has this checkpoint, which was loaded from there, or committed.
+  void found_in_store(std::int64_t step) noexcept {
+    note_root();
+    const std::lock_guard lock(mutex_);
+    root_.step = step;
+  }
   /// The run goes on from this checkpoint, which it has loaded; the coordinator's word counts. `lease`: of rank 0, which
   /// keeps it until the run has committed a save that begins from now on, so that it stays whoever else tidies up.
   void set_base_step(std::int64_t step, checkpoint_lease lease) noexcept {
@@ -103,6 +127,8 @@ class save_services {
       if (stood) take_base_again(step, until);
       throw;
     }
+    const std::lock_guard lock(mutex_);
+    if (root_.step == step) root_.step = -1;
   }
   /// A lease of the coordinator's on a checkpoint that is there. Not held() where the store takes none or the
   /// process may not write, which is told once; anything else, too, if `reading`: loads go on without, and fetch the manifest
@@ -150,6 +176,7 @@ class save_services {
     if (failure == nullptr && !report.persisted) return held(save, report, journal);
     if (failure == nullptr) {
       held_reported_ = false;
+      found_in_store(save.step);
       history_.committed(report, aside);
       if (since_base) hold_base({});
       restarts_->committed(writer_, report.step, reporter_);
@@ -310,6 +337,7 @@ class save_services {
   std::atomic<bool> unleased_reported_{false};
   std::atomic<bool> held_reported_{false};
   mutable std::mutex mutex_;
+  known_root root_;
   checkpoint_lease base_lease_;            ///< of rank 0
   vector<save_attempt> begun_since_base_;  ///< that are under way
   std::mutex life_mutex_;

@@ -19,10 +19,10 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-/// Refuses a store that proved what checkpoints cannot live with; tells what is lost where they can.
+/// Refuses a store that proved what checkpoints cannot live with; tells what is lost where they can, if `tells`.
 /// @throws storage_error (storage_unsafe)
 inline void judge_store_test(const store_test_report& tested, const std::string& store,
-                             event_reporter& reporter) {
+                             event_reporter& reporter, bool tells) {
   for (const auto& p : tested.points) {
     if (p.outcome == store_check::verdict::right) continue;
     if (p.outcome == store_check::verdict::unusable ||
@@ -30,25 +30,26 @@ inline void judge_store_test(const store_test_report& tested, const std::string&
       fail(error_id::storage_unsafe,
            "the store lacks a property that checkpoints rely on: " + p.what + ": " + p.follows,
            {.file = store, .got = p.seen});
-    reporter.warned(store + ": " + p.what + ": " + p.seen + "; " + p.follows);
+    if (tells) reporter.warned(store + ": " + p.what + ": " + p.seen + "; " + p.follows);
   }
 }
 
 /// Before the first save: the store proves what commits rely on, and all ranks that they see in it what the
 /// coordinator writes: it leaves marks that the others look for. Collective; without messages where there is
-/// one rank. Nothing where the storage proves nothing. `store`: its name, for messages.
+/// one rank. Nothing where the storage proves nothing. `store`: its name, for messages. `tells`: of weaknesses that
+/// checkpoints can live with; false where that was done.
 /// @throws on all ranks storage_error: storage_not_shared and storage_unsafe, naming a rank where not all see
 /// alike; what keeps a store from being written at all.
 inline void probe_shared_store(collectives& group, any_writer& writer, const run_id& run,
                                const std::string& store, std::chrono::nanoseconds timeout,
-                               event_reporter& reporter) {
+                               event_reporter& reporter, bool tells) {
   if (!writer.tests_store()) return;
   const auto self_test = [&] {
     const late_notice waits(std::chrono::seconds(5), [&] {
       reporter.warned("waits for the store to answer, before the job begins: " + store);
     });
     const auto tested = writer.test_store();
-    judge_store_test(tested, store, reporter);
+    judge_store_test(tested, store, reporter, tells);
     return std::vector<std::byte>{std::byte{tested.single_writer}};
   };
   if (group.size() == 1) return static_cast<void>(self_test());
@@ -87,7 +88,7 @@ inline void probe_shared_store(collectives& group, any_writer& writer, const run
       if (!single_writer)
         fail(error_id::storage_unsafe, late + ", or say that only one job writes there (single_writer)",
              {.rank = group.rank(), .file = store});
-      reporter.warned(store + ": " + late + "; the ends of saves are told late here");
+      if (tells) reporter.warned(store + ": " + late + "; the ends of saves are told late here");
     });
   } catch (const peer_error&) {
     throw;  // the mark stays, and a later run removes it: who looks only now would blame the store for a peer's death

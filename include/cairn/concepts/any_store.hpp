@@ -135,6 +135,8 @@ class any_store {
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
   /// See IdentifiesObjects; the size alone where the store has none.
   [[nodiscard]] std::optional<object_identity> identify(std::string_view key) const;
+  /// See IdentifiesRoot, of the innermost store; an empty text where that has no such root.
+  [[nodiscard]] std::optional<std::string> root_identity() const;
   [[nodiscard]] std::vector<listed_object> list(std::string_view prefix) const;
   void remove(std::string_view key) const;
   [[nodiscard]] std::string describe() const;

@@ -75,6 +75,7 @@ struct store_face {
   virtual std::optional<std::vector<std::byte>> read_all(std::string_view key, std::uint64_t cap) = 0;
   virtual std::optional<std::uint64_t> size(std::string_view key) = 0;
   virtual std::optional<object_identity> identify(std::string_view key) = 0;
+  virtual std::optional<std::string> root_identity() = 0;
   virtual std::vector<listed_object> list(std::string_view prefix) = 0;
   virtual std::vector<std::string> keys(std::string_view prefix, std::size_t parts) = 0;
   virtual std::optional<std::vector<std::string>> keys_after(std::string_view prefix, std::string_view after,
@@ -251,6 +252,12 @@ struct store_model final : store_face {
     return read_whole(store, key, cap);
   }
   std::optional<std::uint64_t> size(std::string_view key) override { return store.size(key); }
+  std::optional<std::string> root_identity() override {
+    if constexpr (IdentifiesRoot<S>)
+      return store.root_identity();
+    else
+      return std::string();
+  }
   std::optional<object_identity> identify(std::string_view key) override {
     if constexpr (IdentifiesObjects<S>) {
       return store.identify(key);

@@ -77,6 +77,8 @@ struct writer_face {
   virtual std::shared_ptr<void> show_run(run_id run) = 0;
   virtual std::vector<run_id> live_runs(run_id run) = 0;
   virtual bool has_died(run_id run) = 0;
+  virtual std::string root_identity() = 0;
+  virtual void require_root(const known_root& known) = 0;
   virtual std::string location_of(std::int64_t step) = 0;
   virtual writer_maker maker() const noexcept = 0;
   virtual std::string_view type_name() const noexcept = 0;
@@ -165,6 +167,9 @@ class any_writer {
   [[nodiscard]] std::shared_ptr<void> show_run(run_id run);
   [[nodiscard]] std::vector<run_id> live_runs(run_id run);
   [[nodiscard]] bool has_died(run_id run);
+  // See KnowsRoot; empty, and nothing, where the writer knows of none.
+  [[nodiscard]] std::string root_identity();
+  void require_root(const known_root& known);
   /// See LocatesCheckpoints; empty where the writer names none.
   [[nodiscard]] std::string location_of(std::int64_t step);
 
@@ -335,6 +340,15 @@ class any_writer {
         return writer->has_died(run);
       else
         return false;
+    }
+    std::string root_identity() override {
+      if constexpr (KnowsRoot<W>)
+        return writer->root_identity();
+      else
+        return {};
+    }
+    void require_root([[maybe_unused]] const known_root& known) override {
+      if constexpr (KnowsRoot<W>) writer->require_root(known);
     }
     std::string location_of([[maybe_unused]] std::int64_t step) override {
       if constexpr (LocatesCheckpoints<W>)

@@ -255,6 +255,20 @@ concept ShowsRuns = StorageWriter<W> && requires(W& w, run_id run) {
   { w.has_died(run) } -> std::same_as<bool>;
 };
 
+/// A StorageWriter that finds out whether its store's root is the one that a run has used before.
+///
+/// - `root_identity()`: see IdentifiesRoot; empty where the store has no such root, or there is none now.
+/// - `require_root(known)`: throws storage_error (storage_not_found) where the root is gone, or is another one with no
+///   checkpoint of known.step or a later one. Nothing where that or the identity is not known. write() of a context
+///   with a known root does this before its first byte.
+///
+/// Both throw the store's errors.
+template <class W>
+concept KnowsRoot = StorageWriter<W> && requires(W& w, const known_root& known) {
+  { w.root_identity() } -> std::same_as<std::string>;
+  { w.require_root(known) } -> std::same_as<void>;
+};
+
 /// A StorageWriter that names, for messages, the place of a checkpoint.
 ///
 /// - `location_of(step)`: returns the key of the object whose publication commits the checkpoint of a step. Asked

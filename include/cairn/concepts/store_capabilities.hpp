@@ -174,6 +174,17 @@ concept IdentifiesObjects = ByteStore<S> && requires(S& s, std::string_view key)
   { s.identify(key) } -> std::same_as<std::optional<object_identity>>;
 };
 
+/// A ByteStore whose root can go away, or have another one in its place, while it is used: a directory, whose disk
+/// may be unmounted.
+///
+/// - `root_identity()`: a text that differs where another root has the same name now, such as the number of the
+///   directory; nothing where there is none now. It may differ for the same root, too, once that was mounted anew. They
+///   are compared on one host alone. Throws storage_error.
+template <class S>
+concept IdentifiesRoot = ByteStore<S> && requires(S& s) {
+  { s.root_identity() } -> std::same_as<std::optional<std::string>>;
+};
+
 /// A ByteStore over another one, which changes the bytes of some objects, for example by compression.
 ///
 /// - `inner()`: returns a reference to the other store, which lives as long as this one. Leases are held

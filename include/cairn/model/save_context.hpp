@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace cairn {
@@ -20,6 +21,14 @@ struct save_attempt {
   /// The number that tells attempts at one step apart.
   std::uint64_t attempt = 0;
   bool operator==(const save_attempt&) const = default;
+};
+
+/// What a run knows of where its checkpoints are.
+struct known_root {
+  /// Of the store's root, when the run began to use it; empty: not known. See KnowsRoot.
+  std::string identity = {};
+  /// The checkpoint that the run has loaded from there, or committed, last; -1: none.
+  std::int64_t step = -1;
 };
 
 /// Identifies one save on one rank. Plain data, except for `peers`.
@@ -43,6 +52,8 @@ struct save_context {
   std::int32_t writers_at_once = 0;
   /// Earlier saves of this run on this rank, the one to try first first, whose files the image's linked files are.
   std::vector<save_attempt> link_from = {};
+  /// Of the coordinator: the save fails where another root is in the place of this one.
+  known_root root = {};
 
   /// How long the other ranks wait for the coordinator after they have written. The coordinator may still
   /// write, and then waits for records, at most `timeout` each; so it gives up first, and its error names

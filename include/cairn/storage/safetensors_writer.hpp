@@ -81,6 +81,9 @@ class safetensors_writer_base {
   [[nodiscard]] std::shared_ptr<void> show_run(run_id run);
   [[nodiscard]] std::vector<run_id> live_runs(run_id run);
   [[nodiscard]] bool has_died(run_id run);
+  // See KnowsRoot.
+  [[nodiscard]] std::string root_identity();
+  void require_root(const known_root& known);
   /// See LocatesCheckpoints.
   [[nodiscard]] std::string location_of(std::int64_t step) const;
   // See TestsStore.

@@ -32,6 +32,14 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+[[nodiscard]] inline std::string text_of(const file_identity& file) {
+  std::string text;
+  for (const auto part :
+       {static_cast<std::int64_t>(file.device), static_cast<std::int64_t>(file.inode), file.born})
+    text += std::to_string(part) + " ";
+  return text;
+}
+
 /// @throws usage_closed for a writer that was moved from
 template <class Write>
 [[nodiscard]] Write& opened(const detail::owned<Write>& write) {
@@ -252,9 +260,8 @@ std::optional<object_identity> basic_file_store<F>::identify(std::string_view ke
   if (error < 0) detail::fail_io(-error, "open", tree_->path_of(key));
   if (!file) return {};
   object_identity found{s.bytes};
-  for (const auto part :
-       {static_cast<std::int64_t>(s.identity.device), static_cast<std::int64_t>(s.identity.inode),
-        s.identity.born, static_cast<std::int64_t>(s.bytes), s.modified, s.changed})
+  found.version = detail::text_of(s.identity);
+  for (const auto part : {static_cast<std::int64_t>(s.bytes), s.modified, s.changed})
     found.version += std::to_string(part) + " ";
   return found;
 }
@@ -417,6 +424,17 @@ std::optional<space_left> basic_file_store<F>::free_space() {
     if (r != -ENOENT || slash == std::string::npos || path == "/") return {};
     path.resize(slash == 0 ? 1 : slash);
   }
+}
+
+template <FileSystem F>
+std::optional<std::string> basic_file_store<F>::root_identity() {
+  int error = 0;
+  const auto directory = tree_->open_directory("", error);
+  if (error == -ENOENT || error == -ENOTDIR) return {};
+  file_status s;
+  if (error == 0) error = tree_->fs.status(directory.get(), s);
+  if (error < 0) detail::fail_io(-error, "open of the directory", tree_->root);
+  return detail::text_of(s.identity);
 }
 
 template <FileSystem F>

@@ -156,6 +156,8 @@ class basic_file_store {
   [[nodiscard]] bool is_noted_durable(std::string_view key);
 
   [[nodiscard]] std::optional<space_left> free_space();
+  /// See IdentifiesRoot: the device and the number of the directory, and when it was made.
+  [[nodiscard]] std::optional<std::string> root_identity();
 
   /// See SelfTestingStore: tests whether a rename never replaces, others see locks and fsync works, and
   /// reports the kind of file system. Makes the directory where the options allow it.

@@ -105,9 +105,23 @@ struct engine::inside {
                : deadline::in(timeout + options.peer_timeout);
   }
   void probe_store() {
-    if (!probed && !options.read_only)
-      probe_shared_store(group, services->writer(), run, place, options.peer_timeout, services->report());
-    probed = true;
+    if (probed || options.read_only) return;
+    probe_shared_store(group, services->writer(), run, place, options.peer_timeout, services->report(),
+                       !told);
+    services->note_root();
+    probed = told = true;
+  }
+  /// Before a run resumes: the store, or this rank's mount of it, may have gone since it was tested.
+  void probe_store_again() {
+    static_cast<void>(read_once(
+        group,
+        [&] {
+          services->require_root();
+          return std::vector<std::byte>();
+        },
+        peer_deadline()));
+    probed = false;
+    probe_store();
   }
 
   const checkpointer_options options;
@@ -117,7 +131,8 @@ struct engine::inside {
   collectives group;
   run_id run;
   bool closed = false;
-  bool probed = false;
+  bool probed = false;  // since the last resume()
+  bool told = false;    // what the probe found
   std::shared_ptr<save_services> services;
   std::shared_ptr<device_access> devices;
   owned<tier_parts> tier;  // null: none
@@ -224,7 +239,8 @@ CAIRN_BODY std::optional<std::int64_t> engine::resume(const state_dict& state,
                                                       const std::vector<std::int64_t>* among) {
   in_->saves.check_unconfirmed();
   in_->path.before_load();
-  in_->probe_store();  // first: to a rank that sees another store, every good checkpoint looks damaged
+  // First: to a rank that sees another store, every good checkpoint looks damaged.
+  in_->probe_store_again();
   const auto step = in_->loads.resume(in_->load_planner, state, in_->run, among);
   in_->path.resumed(in_->loads.store_has_resumed(), in_->loads.newest_stored());
   in_->path.go_on_from(in_->loads.take_base(), true);

@@ -101,6 +101,9 @@ CAIRN_BODY void any_store::read(std::span<const read_range> ranges) const {
 CAIRN_BODY std::optional<std::uint64_t> any_store::size(std::string_view key) const {
   return face_->size(key);
 }
+CAIRN_BODY std::optional<std::string> any_store::root_identity() const {
+  return innermost().face_->root_identity();
+}
 CAIRN_BODY std::optional<object_identity> any_store::identify(std::string_view key) const {
   return face_->identify(key);
 }
@@ -242,7 +245,7 @@ CAIRN_BODY std::vector<std::byte> any_store::inner_description() const {
 static_assert(ByteStore<any_store> && ConditionalRemove<any_store> && ListsKeys<any_store> &&
               DurabilityHints<any_store> && MayTrackWriters<any_store> && MayShare<any_store> &&
               MayLink<any_store> && DecodingStore<any_store> && ListsUnfinished<any_store> &&
-              ShowsWriters<any_store> && IdentifiesObjects<any_store>);
+              ShowsWriters<any_store> && IdentifiesObjects<any_store> && IdentifiesRoot<any_store>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -128,6 +128,12 @@ CAIRN_BODY std::vector<run_id> any_writer::live_runs(run_id run) {
 CAIRN_BODY bool any_writer::has_died(run_id run) {
   return face_->has_died(run);
 }
+CAIRN_BODY std::string any_writer::root_identity() {
+  return face_->root_identity();
+}
+CAIRN_BODY void any_writer::require_root(const known_root& known) {
+  face_->require_root(known);
+}
 CAIRN_BODY std::string any_writer::location_of(std::int64_t step) {
   return face_->location_of(step);
 }

@@ -38,6 +38,7 @@ CAIRN_BODY void encode(wire_writer& out, const save_context& c) {
   out.put(static_cast<std::uint64_t>(said.size())).raw(said.view());
   out.put(static_cast<std::uint64_t>(c.link_from.size()));
   for (const auto& from : c.link_from) out.put(from.step).put(from.attempt);
+  out.put(c.root.identity).put(c.root.step);
 }
 
 CAIRN_BODY save_context decode_save_context(wire_reader& in) {
@@ -59,6 +60,8 @@ CAIRN_BODY save_context decode_save_context(wire_reader& in) {
     from.step = in.get<std::int64_t>(), from.attempt = in.get<std::uint64_t>();
     if (from.step < 0) in.fail_here("a save links files of an impossible step");
   }
+  c.root.identity = in.get_string();
+  c.root.step = in.get<std::int64_t>();
   return c;
 }
 

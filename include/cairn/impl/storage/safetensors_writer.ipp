@@ -94,6 +94,7 @@ struct safetensors_writer_base::inside {
   /// See checkpoint_catalog::clean(); also of leases, pins and marks.
   checkpoint_catalog::cleaning clean(run_id run, const detail::store_look& look) const;
   record write(const save_context& c, const staged_image& image, deadline until);
+  void require_root(const known_root& known) const;
   /// Waits until this rank may write; see persist::writers_at_once.
   void await_turn(const save_context& c, const staged_image& image, deadline until) const;
   record write_shared(const save_context& c, const staged_image& image, deadline until);
@@ -196,6 +197,12 @@ CAIRN_BODY std::vector<run_id> safetensors_writer_base::live_runs(run_id run) {
 CAIRN_BODY bool safetensors_writer_base::has_died(run_id run) {
   return inside_->signs().has_died(run);
 }
+CAIRN_BODY std::string safetensors_writer_base::root_identity() {
+  return inside_->protocol_.store().root_identity().value_or("");
+}
+CAIRN_BODY void safetensors_writer_base::require_root(const known_root& known) {
+  inside_->require_root(known);
+}
 CAIRN_BODY std::string safetensors_writer_base::location_of(std::int64_t step) const {
   return manifest_key(step);
 }
@@ -246,6 +253,21 @@ CAIRN_BODY std::uint64_t safetensors_writer_base::fingerprint() const noexcept {
   return digest(inside_->links() ? "safetensors 1, frozen items apart" : "safetensors 1");
 }
 
+CAIRN_BODY void safetensors_writer_base::inside::require_root(const known_root& known) const {
+  if (known.identity.empty() || known.step < 0) return;
+  const auto now = protocol_.store().root_identity();
+  // A root that was mounted anew may have another identity, and has the checkpoint, or a later one.
+  if (now && (*now == known.identity || !catalog_.list_from(known.step).empty())) return;
+  fail(error_id::storage_not_found,
+       std::string(now ? "the store's directory is another one than before, and has no checkpoint of step "
+                       : "the store's directory is gone, which has had a checkpoint of step ") +
+           std::to_string(known.step) +
+           (now ? " or later, which this run has loaded or committed"
+                : ", which this run has loaded or committed") +
+           ": is its disk mounted? Mount it again; where it was removed on purpose, make a new checkpointer",
+       {.file = std::string(protocol_.store().describe())});
+}
+
 CAIRN_BODY void safetensors_writer_base::inside::await_turn(const save_context& c, const staged_image& image,
                                                             deadline until) const {
   if (c.writers_at_once == 0) return;
@@ -292,6 +314,7 @@ CAIRN_BODY void safetensors_writer_base::inside::await_turn(const save_context& 
 
 CAIRN_BODY record safetensors_writer_base::inside::write(const save_context& c, const staged_image& image,
                                                          deadline until) {
+  require_root(c.root);
   protocol_.begin(c);
   protocol_.check_open(c);
   protocol_.enter(c, until);
@@ -389,6 +412,7 @@ CAIRN_BODY takeover safetensors_writer_base::take_over(run_id run, const takeove
 }
 
 CAIRN_BODY save_announcement safetensors_writer_base::announce(const save_context& c) {
+  inside_->require_root(c.root);
   const auto place = inside_->protocol_.placement(c);
   if (!inside_->protocol_.store().tracks_writers() || place.first_of(c.rank) != c.rank) return {};
   inside_->protocol_.enter(c, deadline::in(c.timeout));

@@ -13,7 +13,7 @@ template class basic_file_store<posix_file_system>;
 template std::shared_ptr<detail::store_face> detail::face_of(std::shared_ptr<file_store> store);
 static_assert(DurabilityHints<file_store> && SharedStore<file_store> && SelfTestingStore<file_store> &&
               ConditionalRemove<file_store> && OffersReadSessions<file_store> && LinksObjects<file_store> &&
-              WatchesChanges<file_store> && IdentifiesObjects<file_store>);
+              WatchesChanges<file_store> && IdentifiesObjects<file_store> && IdentifiesRoot<file_store>);
 
 }  // namespace v1
 }  // namespace cairn
