@@ -909,6 +909,49 @@ TEST_CASE("a trainer shows that it lives, that it has ended, and that it has die
   CHECK(signs()[0] != sign);
 }
 
+TEST_CASE("a trainer that was killed has died, though the next one resumes before who follows looks again") {
+  scratch_directory directory;
+  std::vector<float> w(10);
+  cairn::state_dict state;
+  state.tensor("w", w, {10});
+  auto announced = quiet();
+  announced.announce_run = true;
+  const auto open = [&](const cairn::checkpointer_options& options) {
+    return cairn::checkpointer{cairn::file_store{directory.path()}, options};
+  };
+  const auto signs = [&] {
+    std::vector<fs::path> found;
+    for (const auto& f : fs::directory_iterator(directory.path()))
+      if (f.path().filename().string().starts_with("lease-run.")) found.push_back(f.path());
+    return found;
+  };
+  std::optional trainer(open(announced));
+  trainer->save(state, 1).wait();
+  REQUIRE(signs().size() == 1);
+  const auto sign = signs()[0];
+  auto ckpt = cairn::checkpointer{cairn::file_store{directory.path()}, cairn::read_only{}, quiet()};
+  std::optional<decltype(open(announced))> next;
+  int asked = 0;
+  auto steps =
+      ckpt.follow({.gone_after = std::chrono::nanoseconds(0), .stop = [&] {
+                     if (++asked != 4) return false;
+                     trainer.reset();
+                     std::ofstream file(sign);  // as the kernel leaves it behind a process that was killed
+                     file.close();
+                     next.emplace(open(quiet()));  // it does not announce itself
+                     CHECK(next->resume(state) == 1);
+                     return false;
+                   }});
+  CHECK(steps.next() == 1);
+  CHECK_FALSE(steps.next());
+  CHECK(steps.why() == cairn::follow_end::trainer_lost);
+  next.reset();
+  auto last = open(announced);
+  CHECK(last.resume(state) == 1);  // tidies up
+  REQUIRE(signs().size() == 1);
+  CHECK(signs()[0] != sign);
+}
+
 TEST_CASE("who may only read the directory, or sees it read-only, sees that the trainer lives") {
   if (::geteuid() != 0) {
     MESSAGE("skipped: another user and a mount need root");

@@ -383,6 +383,7 @@ CAIRN_BODY std::uint64_t safetensors_writer_base::clean(run_id run) {
 CAIRN_BODY checkpoint_catalog::cleaning safetensors_writer_base::inside::clean(
     run_id run, const detail::store_look& look) const {
   leases().clean(look);
+  signs().clean(look, run);
   pins().clean(look);
   auto done = catalog_.clean(run, look);
   done.removed += mark().remove_others(run, look);

@@ -16,6 +16,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+/// What the keys of run_signs begin with.
+inline constexpr std::string_view live_run_prefix = "lease-run.";
+
 /// An unfinished object by which all processes see that this one lives, until what it returns is gone.
 [[nodiscard]] std::shared_ptr<any_store::object_writer> show_lease(any_store& store, const std::string& key);
 
@@ -55,7 +58,7 @@ class step_leases {
   /// The processes that remove it, or files of its attempts, alike.
   [[nodiscard]] std::vector<std::string> removers(std::int64_t step);
 
-  /// Removes the leases of processes that have died.
+  /// Removes the leases of processes that have died, but for those on runs.
   void clean(const store_look& look);
 
   /// "<host>.<process>" of this process, as its leases have it.

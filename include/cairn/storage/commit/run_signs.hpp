@@ -18,7 +18,7 @@ namespace detail {
 
 /// By what processes see that a run lives: a lease of its own, an unfinished object "lease-run.<run>" beside the steps'
 /// directories, as step_leases has them. A run that ends takes it back; that of a process that died stays until the next
-/// run cleans up, and nobody's lock or heartbeat says that it lives. Any thread. Throws the store's errors.
+/// run that shows itself cleans up, and nobody's lock or heartbeat says that it lives. Any thread. Throws the store's errors.
 class run_signs {
  public:
   /// Uses the innermost store, see LayeredStore.
@@ -30,6 +30,9 @@ class run_signs {
   [[nodiscard]] std::vector<run_id> living();
   /// Whether a run showed itself when a store was looked at.
   [[nodiscard]] static bool lived(const store_look& look, const run_id& run);
+  /// Removes what runs have left whose processes died, where this run showed itself then: who knew of them sees this one
+  /// instead. Where it did not, they would be taken for runs that have ended.
+  void clean(const store_look& look, const run_id& run);
   /// Whether a run, which does not live any more, did not take back what it showed.
   [[nodiscard]] bool has_died(const run_id& run);
 

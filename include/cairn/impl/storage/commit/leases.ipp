@@ -93,7 +93,10 @@ CAIRN_BODY std::vector<std::string> step_leases::removers(std::int64_t step) {
 }
 
 CAIRN_BODY void step_leases::clean(const store_look& look) {
-  if (possible()) static_cast<void>(discard_dead(store_, look.unfinished, beginning));
+  if (!possible()) return;
+  auto leases = look.unfinished;
+  detail::erase_if(leases, [](const auto& u) { return u.key.starts_with(live_run_prefix); });
+  static_cast<void>(discard_dead(store_, leases, beginning));
 }
 
 CAIRN_BODY bool step_leases::was_read(const store_look& look, std::int64_t step, std::string_view name) {

@@ -18,8 +18,6 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
-inline constexpr std::string_view live_run_prefix = "lease-run.";
-
 CAIRN_BODY std::optional<run_id> parse_run(std::string_view text) noexcept {
   if (text.size() != 32) return std::nullopt;
   const auto high = parse_hex16(text.substr(0, 16)), low = parse_hex16(text.substr(16));
@@ -43,6 +41,11 @@ CAIRN_BODY std::vector<run_id> run_signs::living() {
 CAIRN_BODY bool run_signs::lived(const store_look& look, const run_id& run) {
   const auto sign = std::string(live_run_prefix) + to_string(run);
   return detail::any_of(look.unfinished, [&](const auto& u) { return u.lives && u.key.starts_with(sign); });
+}
+
+CAIRN_BODY void run_signs::clean(const store_look& look, const run_id& run) {
+  if (store_.tracks_writers() && lived(look, run))
+    static_cast<void>(discard_dead(store_, look.unfinished, live_run_prefix));
 }
 
 CAIRN_BODY bool run_signs::has_died(const run_id& run) {
