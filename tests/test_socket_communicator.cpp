@@ -860,6 +860,40 @@ TEST_CASE("a process that is stopped, and says nothing for as long as it may, is
 }
 
 TEST_CASE(
+    "two processes that are stopped, of which one is rank 0, are lost: nobody has to tell of the other") {
+  // As a host does that stands still: its system answers, and takes connections.
+  enum class does { receive, receive_over_a_connection, send };
+  for (const auto what : {does::receive, does::receive_over_a_connection, does::send}) {
+    CAPTURE(static_cast<int>(what));
+    const scratch_directory place;
+    const auto path = place.path() + "/job";
+    process_ranks ranks(3);
+    ranks.hang_at(0, "stopped").hang_at(1, "stopped");
+    await_still_threads();
+    const auto ends = ranks.run([&](rank_process& me) {
+      socket_communicator comm(socket_job::in_file(path, me.rank(), 3),
+                               {.lost_after = 1h, .stopped_after = 2s});
+      if (what == does::receive_over_a_connection) {
+        if (me.rank() == 1) comm.send(2, bytes_of("before"), ample());
+        if (me.rank() == 2) expect(text_of(comm.receive(1, ample())) == "before", "its message differs");
+      }
+      me.word(0).fetch_add(1);
+      me.await(0, 3);
+      me.point("stopped");
+      if (what == does::send)
+        static_cast<void>(error_of([&] { static_cast<void>(comm.receive(0, ample())); }));
+      const auto e = error_of([&] {
+        if (what == does::send) comm.send(1, bytes_of("late"), ample());
+        static_cast<void>(comm.receive(1, ample()));
+      });
+      expect(e->id() == error_id::peer_lost && e->fields().rank == 1, std::string("not named: ") + e->what());
+      expect(says(*e, "its process is stopped"), std::string("not said what it does: ") + e->what());
+    });
+    CHECK_MESSAGE((ends[0].hung && ends[1].hung && ends[2].good()), ends[2].text());
+  }
+}
+
+TEST_CASE(
     "a process that is stopped is named at the deadline, and one that forked leaves no child behind as a "
     "rank") {
   const scratch_directory place;

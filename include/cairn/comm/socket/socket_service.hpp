@@ -19,7 +19,7 @@ inline namespace v1 {
 namespace detail {
 
 /// What ranks say to each other beside messages: admits peers, tells when all have come, says that this rank lives, and
-/// notices who is gone, which rank 0 tells the others.
+/// notices who is gone, which rank 0 tells the others. Once rank 0 is gone, each judges those to which it has a connection.
 class socket_service final : public socket_connections {
  public:
   /// Without `listening` there is no thread. @throws storage_error where the system gives no thread or descriptor

@@ -56,8 +56,10 @@ class socket_world {
   struct attempt {
     bool says_nothing = false;  ///< of whether the rank lives: it may, or this host could not ask
     bool lacks = false;         ///< this host could not ask
+    bool silent = false;        ///< its system took a connection, and it said nothing
     std::string found;          ///< for people
   };
+  struct reaching;
   [[nodiscard]] borrowed_message take_next(int from, std::size_t first, std::span<std::byte> rest,
                                            deadline until);
   [[nodiscard]] std::shared_ptr<socket_connection> connect(int to, deadline until);

@@ -318,8 +318,9 @@ CAIRN_BODY void socket_service::take_turn() {
         quiet.push_back(each.second);
         const auto heard = deadline::clock::time_point(
             deadline::clock::duration(each.second->last_heard.load(std::memory_order_relaxed)));
-        // Rank 0 hears all, and all hear rank 0, whatever else they have to say to each other.
-        if (each.second->star && !peer(each.second->peer).paused &&
+        // Rank 0 hears all, and all hear rank 0, whatever else they have to say to each other. Once it is gone, nobody
+        // else tells who is silent.
+        if ((each.second->star || peer(0).gone) && !peer(each.second->peer).paused &&
             now - std::max(heard, awake_since_) > may_be_silent())
           silent.push_back(each.second);
       }

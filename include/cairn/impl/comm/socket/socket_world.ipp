@@ -141,6 +141,7 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, 
     }
     // The same address may be that of another host, or of another network.
     what.lacks = what.lacks || made.lacks;
+    what.silent = what.silent || made.silent;
     what.says_nothing = what.says_nothing || made.lacks || (made.reached && !made.answer) ||
                         (made.answer && made.answer->what == socket_answer::status::given_up);
     if (!made.text.empty()) what.found = made.text;
@@ -149,33 +150,63 @@ CAIRN_BODY std::shared_ptr<socket_connection> socket_world::try_connect(int to, 
   return nullptr;
 }
 
-/// After so many tries without an answer a rank may count as lost: one alone may have failed because this host, and not
-/// the other, stood still.
-inline constexpr int tries_before_lost = 2;
+/// Tries to reach a rank that has no connection, one after another, and finds out by them whether it is lost.
+struct socket_world::reaching {
+  reaching(socket_world& of, int rank) : world(of), to(rank) {}
+
+  /// Null where it was not reached; it may be gone then.
+  std::shared_ptr<socket_connection> once(deadline until) {
+    auto& in = *world.in_;
+    const auto may_be_silent = in.options.stopped_after;
+    bool judges = false;  // rank 0 tells who is stopped, and without it nobody does
+    {
+      const std::lock_guard lock(in.mutex);
+      judges = may_be_silent.count() > 0 && in.peer(0).gone;
+    }
+    last = {};
+    const auto began = deadline::clock::now();
+    auto made = world.try_connect(to, judges ? until.earlier(deadline::in(may_be_silent)) : until, last);
+    failed = made != nullptr || last.says_nothing ? 0 : failed + 1;
+    silent = judges && made == nullptr && last.silent ? silent + 1 : 0;
+    if (silent == 1) silent_since = began;
+    if (failed >= tries_before_lost && reached_by.passed())
+      in.lose(to, " cannot be reached: " + last.found);
+    else if (silent >= tries_before_lost && deadline::clock::now() - silent_since >= may_be_silent)
+      in.lose(to, " takes connections and says nothing; its process is stopped, or gets no processor");
+    return made;
+  }
+
+  attempt last;
+
+ private:
+  /// One alone may have failed because this host, and not the other, stood still.
+  static constexpr int tries_before_lost = 2;
+
+  socket_world& world;
+  const int to;
+  const deadline reached_by = deadline::in(world.in_->options.lost_after);
+  int failed = 0, silent = 0;  // one after another
+  deadline::clock::time_point silent_since;
+};
 
 /// A connection to a rank that has none yet.
 CAIRN_BODY std::shared_ptr<socket_connection> socket_world::connect(int to, deadline until) {
   auto& in = *in_;
   backoff pause(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
-  const auto silence = deadline::in(in.options.lost_after);
-  for (int failed = 0;;) {
+  for (reaching tries(*this, to);;) {
+    if (auto made = tries.once(until)) return made;
     bool gone = false;
-    attempt last;
-    if (auto made = try_connect(to, until, last)) return made;
     {
       const std::lock_guard lock(in.mutex);
       gone = in.peer(to).gone;
     }
     if (gone) fail_lost(to);
-    failed = last.says_nothing ? 0 : failed + 1;
-    if (silence.passed() && failed >= tries_before_lost) {
-      in.lose(to, " cannot be reached: " + last.found);
-    } else if (!pause.wait(until)) {
-      if (last.lacks)
+    if (!pause.wait(until)) {
+      if (tries.last.lacks)
         fail(error_id::storage_limit,
              "this rank could not connect to another one by the deadline: it, or its host, has no more "
              "descriptors, ports or memory; close files, or raise the limit of open files (ulimit -n)",
-             {.rank = rank(), .item = in.options.job, .got = last.found});
+             {.rank = rank(), .item = in.options.job, .got = tries.last.found});
       fail_late(to, "a rank did not answer by the deadline");
     }
   }
@@ -300,10 +331,9 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
   auto& in = *in_;
   check(from);
   held_connection own(in, first, rest);
-  const auto silence = deadline::in(in.options.lost_after);
   auto next_look = deadline::in(std::chrono::seconds(1));
   bool all_read = false;
-  for (int failed = 0;;) {
+  for (reaching tries(*this, from);;) {
     const auto seen = in.changed.current();
     const auto without_memory = [&] {
       in.changed.wait(seen, until.earlier(deadline::in(std::chrono::milliseconds(pause_without_memory_ms))));
@@ -347,12 +377,7 @@ CAIRN_BODY borrowed_message socket_world::take_next(int from, std::size_t first,
     // Rank 0 tells who is gone. Without it, a connection does.
     if (alone) {
       if (next_look.passed()) {
-        attempt last;
-        const auto limit = until.earlier(deadline::in(std::chrono::seconds(2)));
-        const bool here = try_connect(from, limit, last) != nullptr;
-        failed = here || last.says_nothing ? 0 : failed + 1;
-        if (silence.passed() && failed >= tries_before_lost)
-          in.lose(from, " cannot be reached: " + last.found);
+        static_cast<void>(tries.once(until.earlier(deadline::in(std::chrono::seconds(2)))));
         next_look = deadline::in(std::chrono::seconds(1));
         continue;
       }
