@@ -319,8 +319,9 @@ CAIRN_BODY void socket_service::take_turn() {
         const auto heard = deadline::clock::time_point(
             deadline::clock::duration(each.second->last_heard.load(std::memory_order_relaxed)));
         // Rank 0 hears all, and all hear rank 0, whatever else they have to say to each other. Once it is gone, nobody
-        // else tells who is silent.
-        if ((each.second->star || peer(0).gone) && !peer(each.second->peer).paused &&
+        // else tells who is silent; and what one that is gone had sent comes over another connection, or not at all.
+        const auto& p = peer(each.second->peer);
+        if ((each.second->star || p.gone || peer(0).gone) && !p.paused &&
             now - std::max(heard, awake_since_) > may_be_silent())
           silent.push_back(each.second);
       }
