@@ -390,6 +390,35 @@ TEST_CASE("a new run ends the attempts of the one before, for good") {
   CHECK(d.keys().size() == 5 + 1);  // and the mark
 }
 
+TEST_CASE("a run waits for a save of another one that lives, and for none that was ended for good") {
+  const scratch_directory scratch;
+  const cairn::file_store files{scratch.path()};
+  const auto writer_there = [&] {
+    return cairn::safetensors_writer{std::make_shared<cairn::file_store>(files)};
+  };
+  auto earlier = writer_there();
+  const ranks state(2);
+  world_save save(earlier, state.states(), 5, first_run);
+  save.write(0);
+  // Of a host that is lost, which nobody knows yet.
+  const auto shown = earlier.announce(save.context(1));
+  REQUIRE(shown.shown());
+  std::vector<std::size_t> alive;
+  const auto take_over = [&](const cairn::run_id& run) {
+    alive.clear();
+    return writer_there().take_over(run, [&](const std::vector<cairn::save_attempt>& now) {
+      alive.push_back(now.size());
+      return false;  // its time is over
+    });
+  };
+  CHECK(take_over(second_run).steps == std::vector<std::int64_t>{});
+  CHECK(alive == std::vector<std::size_t>{1});
+  CHECK(take_over({31, 32}).steps == std::vector<std::int64_t>{});
+  CHECK(alive == std::vector<std::size_t>{0});
+  CHECK(failure_of([&] { save.write(1); }).id == error_id::storage_aborted);
+  CHECK(writer_there().live_saves({31, 32}).empty());
+}
+
 TEST_CASE("clean leaves alone what is committed, what its own run does, and what is not of cairn") {
   disturbed d;
   const ranks state(2);

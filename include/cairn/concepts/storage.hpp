@@ -212,8 +212,8 @@ concept AnnouncesSaves = StorageWriter<W> && requires(W& w, const save_context& 
 
 /// A StorageWriter that knows which attempts are still being carried out.
 ///
-/// - `live_saves(run)`: returns the attempts of other runs that a process still carries out; none where
-///   the store does not track writers. Throws the store's errors.
+/// - `live_saves(run)`: returns the attempts of other runs that a process still carries out, without those that were ended
+///   for good; none where the store does not track writers. Throws the store's errors.
 template <class W>
 concept ReportsLiveSaves = StorageWriter<W> && requires(W& w, run_id run) {
   { w.live_saves(run) } -> std::same_as<std::vector<save_attempt>>;

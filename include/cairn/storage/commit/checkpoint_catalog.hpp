@@ -62,7 +62,7 @@ class checkpoint_catalog {
   [[nodiscard]] bool quarantine(std::int64_t step) const;
 
   /// Returns the attempts of other runs, in steps that are not committed, that have a live writer, as far
-  /// as the store knows.
+  /// as the store knows, and that nobody has ended for good.
   [[nodiscard]] std::vector<save_attempt> live_saves(const run_id& run) const {
     return live_saves(run, detail::look_at_steps(store_));
   }
@@ -85,9 +85,10 @@ class checkpoint_catalog {
   /// The same, by a look of this call or shortly before it. A step is asked for anew where the look shows more in it than a
   /// manifest and the files of one attempt.
   [[nodiscard]] cleaning clean(const run_id& run, const detail::store_look& look) const;
-  /// Ends the attempts of other runs to save one step whose writers are known to have died, and removes their files, so that
-  /// tries that were killed do not fill the store. Saves that are under way go on. Where writers announce themselves, it
-  /// takes only those for dead that have: any other may live. A store that does not track its writers is left as it is.
+  /// Ends the attempts of other runs to save one step whose writers are known to have died, and removes their files, and
+  /// those of attempts that were ended before, so that tries that were killed do not fill the store. Saves that are under
+  /// way go on. Where writers announce themselves, it takes only those for dead that have: any other may live. A store
+  /// that does not track its writers is left as it is.
   std::uint64_t clean_abandoned(std::int64_t step, const run_id& run) const;
 
   /// Throws storage_no_space with the needed and the free space, where the store knows it.

@@ -151,21 +151,25 @@ CAIRN_BODY std::vector<save_attempt> checkpoint_catalog::live_saves(const run_id
       if (const auto a = attempt_of_unfinished(object.key); a && !known(*a)) found.push_back(*a);
   detail::vector<std::pair<parsed_key, std::string_view>> objects;
   std::vector<std::int64_t> committed;
+  std::vector<save_attempt> ended;  // for good, by a mark: what their writers do no longer counts
   for (const auto& key : look.steps) {
     const auto parsed = parse_key(key);
     if (!parsed) continue;
     if (parsed->object.kind == object_kind::manifest) committed.push_back(parsed->step);
+    if (parsed->object.kind == object_kind::aborted) ended.push_back({parsed->step, parsed->object.attempt});
     if (parsed->object.kind == object_kind::data) objects.push_back({*parsed, key});
   }
   const auto stands = [&](std::int64_t step) { return detail::contains(committed, step); };
   for (const auto& [o, own_key] : objects) {
     const save_attempt a{o.step, o.object.attempt};
-    if (stands(o.step) || known(a) || detail::made_by(run, a.step, a.attempt)) continue;
+    if (stands(o.step) || known(a) || detail::contains(ended, a) || detail::made_by(run, a.step, a.attempt))
+      continue;
     if (store_.writer_lives(own_key)) found.push_back(a);
   }
   // A committed attempt needs no writer any more.
   detail::erase_if(found, [&](const save_attempt& a) {
-    return detail::made_by(run, a.step, a.attempt) || store_.size(manifest_key(a.step));
+    return detail::contains(ended, a) || detail::made_by(run, a.step, a.attempt) ||
+           store_.size(manifest_key(a.step));
   });
   return found;
 }
