@@ -25,6 +25,7 @@
 #include <support/scratch_directory.hpp>
 #include <support/still_threads.hpp>
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -830,6 +831,40 @@ TEST_CASE("what a rank had sent comes, although nothing more can be written to i
     const auto ends = ranks.run([&](rank_process& me) { me.rank() == 0 ? rank_0(me) : rank_1(me); });
     for (const auto& each : ends) CHECK_MESSAGE(each.good(), each.text());
   }
+}
+
+TEST_CASE("what a network loses is sent again several times before a rank passes for lost") {
+  // In microseconds, of each connected TCP socket of this process; nothing where the system does not tell.
+  const auto first_pauses = [] {
+    std::vector<int> found;
+    for (int number = 0; number < 4096; ++number) {
+      sockaddr_storage is{};
+      socklen_t size = sizeof is, bytes = sizeof(int);
+      int pause = 0;
+      if (::getpeername(number, reinterpret_cast<sockaddr*>(&is), &size) == 0 &&
+          ::getsockopt(number, IPPROTO_TCP, 45 /* TCP_RTO_MIN_US */, &pause, &bytes) == 0)
+        found.push_back(pause);
+    }
+    return found;
+  };
+  const auto of_ranks_with = [&](const socket_options& options) {
+    const scratch_directory place;
+    rank_in_thread zero(socket_job::in_file(place.path() + "/job", 0, 2), options);
+    rank_in_thread one(socket_job::in_file(place.path() + "/job", 1, 2), options);
+    zero.get(), one.get();
+    return first_pauses();
+  };
+  const auto usual = of_ranks_with({});
+  if (usual.empty()) {
+    MESSAGE("skipped: this kernel has no such option; Linux 6.15 has it");
+    return;
+  }
+  for (const auto& options : {socket_options{.lost_after = 1s}, socket_options{.stopped_after = 1s}}) {
+    const auto quick = of_ranks_with(options);
+    REQUIRE(quick.size() == usual.size());
+    for (const int each : quick) CHECK((each > 0 && each <= 60'000));
+  }
+  CHECK(of_ranks_with({.lost_after = 5s, .stopped_after = 5s}) == usual);
 }
 
 TEST_CASE("a process that is stopped, and says nothing for as long as it may, is lost on all others") {

@@ -27,8 +27,10 @@ inline constexpr std::string_view no_free_port =
                                              std::uint16_t ports, link_address& told);
 
 /// Makes a connected socket one that does not block, sends at once, and learns by itself of an end of the other host
-/// after about `lost_after`.
-void prepare_socket(int number, std::chrono::nanoseconds lost_after) noexcept;
+/// after about `lost_after`. Where one of the two times, of which `stopped_after` may be 0 for none, leaves the system no
+/// room to send again what was lost on the way, it does so sooner, from Linux 6.15 on.
+void prepare_socket(int number, std::chrono::nanoseconds lost_after,
+                    std::chrono::nanoseconds stopped_after = {}) noexcept;
 
 /// How long ago the other host last sent or acknowledged anything, be it by its system alone.
 [[nodiscard]] std::chrono::nanoseconds time_since_answer(int number) noexcept;

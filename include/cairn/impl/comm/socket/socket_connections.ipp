@@ -169,7 +169,7 @@ CAIRN_BODY void socket_connections::accept_some() {
       last_refused = refused_connection(options.rank, why);
       return;
     }
-    prepare_socket(made->get(), options.lost_after);
+    prepare_socket(made->get(), options.lost_after, options.stopped_after);
     auto added = detail::make_shared<socket_connection>(context, std::move(made), secure_socket::side::server,
                                                         options.plain);
     added->due = deadline::in(options.handshake_timeout).time_point();

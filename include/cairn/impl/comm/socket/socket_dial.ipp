@@ -34,7 +34,7 @@ CAIRN_BODY dialled_rank dial(socket_service& in, const std::string& host, std::u
     return made;
   }
   made.reached = true;
-  prepare_socket(connected->get(), in.options.lost_after);
+  prepare_socket(connected->get(), in.options.lost_after, in.options.stopped_after);
   auto c = detail::make_shared<socket_connection>(in.context, std::move(connected),
                                                   secure_socket::side::client, in.options.plain);
   const std::lock_guard lock(c->mutex);  // nobody else has it yet
