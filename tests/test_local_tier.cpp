@@ -12,6 +12,7 @@
 #include <cairn/checkpointer/persist_schedule.hpp>
 #include <cairn/comm/shared_memory_communicator.hpp>
 #include <cairn/execute/process_executor.hpp>
+#include <cairn/redundancy/new_slot.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/populate.hpp>
 #include <cairn/tiers/held_record.hpp>
@@ -923,6 +924,39 @@ TEST_CASE("an image that finds no room in memory takes none from others") {
   struct statfs now {};
   REQUIRE(::statfs(disk.path().c_str(), &now) == 0);
   CHECK(now.f_bavail == now.f_blocks);
+}
+TEST_CASE("of two images that are rebuilt in memory for one, one finds no room, and leaves nothing behind") {
+  const cairn_test::small_disk disk("size=20m");
+  if (!disk.mounted()) return;
+  const auto files = std::make_shared<cairn::tier_files>();
+  constexpr std::uint64_t bytes = std::uint64_t{14} << 20;
+  std::vector<std::unique_ptr<cairn::detail::new_slot>> whole;
+  int refused = 0;
+  {
+    std::vector<std::unique_ptr<cairn::detail::new_slot>> slots;
+    const auto try_to = [&](const auto& work) {
+      try {
+        work();
+      } catch (const cairn::storage_error& e) {
+        ++refused;
+        CHECK(std::string(e.what()).find("no room in the local tier") != std::string::npos);
+      }
+    };
+    for (const int rank : {0, 1})
+      try_to([&] {
+        slots.push_back(std::make_unique<cairn::detail::new_slot>(files, disk.path(), rank, bytes));
+      });
+    for (auto& slot : slots)
+      try_to([&] {
+        std::memset(slot->at(0, bytes), 1, bytes);
+        slot->keep();
+        whole.push_back(std::move(slot));
+      });
+  }
+  CHECK(refused >= 1);
+  CHECK(whole.size() + static_cast<std::size_t>(refused) == 2);
+  whole.clear();
+  CHECK(std::distance(fs::directory_iterator(disk.path()), fs::directory_iterator()) == 2 - refused);
 }
 TEST_CASE("an image in memory that becomes shorter while it is mapped is read, and refused") {
   scratch_directory store;

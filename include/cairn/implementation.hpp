@@ -123,6 +123,7 @@
 #include <cairn/impl/redundancy/link_reader.ipp>
 #include <cairn/impl/redundancy/lost_images.ipp>
 #include <cairn/impl/redundancy/make_redundant_saves.ipp>
+#include <cairn/impl/redundancy/new_slot.ipp>
 #include <cairn/impl/redundancy/partner_copies.ipp>
 #include <cairn/impl/redundancy/place_sources.ipp>
 #include <cairn/impl/redundancy/redundancy_checks.ipp>

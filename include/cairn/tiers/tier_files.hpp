@@ -57,6 +57,10 @@ inline constexpr std::uint64_t tier_image_unit = std::uint64_t{2} << 20;
 /// The same for a new file, which becomes so long: on a tmpfs in huge pages where the kernel makes them (MADV_COLLAPSE, Linux
 /// 6.1): a quarter of the time, and reading, mapping and removing it take less, too. Where it fails the file takes no room.
 [[nodiscard]] int allocate_new_file(int file, std::uint64_t bytes) noexcept;
+/// The same, a part after another. First the file becomes so long: ENOSPC where a tmpfs has no room for it now. Then each part,
+/// `mapped`, which begins with this offset of the file, a multiple of 2 MiB, gets its room; where that fails it keeps what it got.
+[[nodiscard]] int size_new_file(int file, std::uint64_t bytes) noexcept;
+[[nodiscard]] int allocate_part(int file, std::uint64_t begin, std::span<std::byte> mapped) noexcept;
 
 }  // namespace detail
 }  // namespace v1

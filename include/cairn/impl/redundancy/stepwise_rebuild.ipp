@@ -1,25 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/redundancy/kept_piece.hpp>
+#include <cairn/redundancy/new_slot.hpp>
 #include <cairn/redundancy/stepwise_rebuild.hpp>
 #include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/redundancy/surviving_set.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
-#include <cairn/system/file_descriptor.hpp>
-#include <cairn/system/huge_mapping.hpp>
-#include <cairn/system/populate.hpp>
 #include <cairn/system/wire.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -33,60 +26,6 @@
 namespace cairn {
 inline namespace v1 {
 namespace detail {
-
-/// A new file of a tier, with its room, that is removed again unless it is kept.
-class new_slot {
- public:
-  new_slot(std::shared_ptr<tier_files> files, const std::string& directory, std::int32_t rank,
-           std::uint64_t bytes)
-      : files_(std::move(files)) {
-    if (lies_in_memory(directory)) bytes = tier_image_size(bytes);
-    check_memory(directory, bytes);
-    for (;; ++number_) {
-      path_ = directory + "/" + slot_name(rank, number_);
-      file_ =
-          file_descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-      if (file_.open()) break;
-      if (errno != EEXIST) fail_system(errno, "an image of the local tier could not be made: " + path_);
-    }
-    const int code = allocate_new_file(file_.get(), bytes);
-    if (code == 0 && lies_in_memory(directory)) mapped_.emplace(file_.get(), bytes, PROT_READ | PROT_WRITE);
-    if (code != 0) {
-      static_cast<void>(::unlink(path_.c_str()));
-      fail_system(code,
-                  "there is no room in the local tier for an image that is rebuilt; nothing was given up: "
-                  "make room there and start again, or remove the local tiers to go on from the store: " +
-                      path_);
-    }
-  }
-  new_slot(const new_slot&) = delete;
-  new_slot& operator=(const new_slot&) = delete;
-  ~new_slot() {
-    if (!kept_) static_cast<void>(::unlink(path_.c_str()));
-  }
-  /// The memory of some bytes; null on a disk.
-  [[nodiscard]] std::byte* at(std::uint64_t offset, std::uint64_t bytes) const noexcept {
-    if (!mapped_ || mapped_->bytes().size() < offset + bytes) return nullptr;
-    auto* const found = mapped_->bytes().data() + offset;
-    populate_destination(found, static_cast<std::size_t>(bytes));
-    return found;
-  }
-  // Memory that is mapped costs a fault for each page.
-  void write(std::uint64_t offset, std::span<const std::byte> bytes) {
-    if (mapped_ && bytes.data() == mapped_->bytes().data() + offset) return;  // they came there
-    files_->write(path_, file_.get(), offset, bytes);
-  }
-  [[nodiscard]] std::int32_t number() const { return number_; }
-  void keep() { kept_ = true; }
-
- private:
-  std::shared_ptr<tier_files> files_;
-  std::int32_t number_ = 0;
-  std::string path_;
-  file_descriptor file_;
-  std::optional<huge_mapping> mapped_;
-  bool kept_ = false;
-};
 
 /// See image_rebuild. First it asks for the records of the pieces of the set; then for blocks, a window at a time. What is
 /// made is verified by the digests of the image, which no wrong source passes. Where it is not what it was, the blocks of

@@ -98,26 +98,34 @@ CAIRN_BODY int read_exactly(int file, std::uint64_t offset, std::span<std::byte>
   }
   return 0;
 }
-CAIRN_BODY int allocate_file(int file, std::uint64_t bytes) noexcept {
+[[nodiscard]] inline int allocate_range(int file, std::uint64_t begin, std::uint64_t bytes) noexcept {
   if (bytes == 0) return 0;
-  while (::fallocate(file, 0, 0, static_cast<off_t>(bytes)) != 0)
+  while (::fallocate(file, 0, static_cast<off_t>(begin), static_cast<off_t>(bytes)) != 0)
     if (errno != EINTR) return errno;
   return 0;
+}
+CAIRN_BODY int allocate_file(int file, std::uint64_t bytes) noexcept {
+  return allocate_range(file, 0, bytes);
+}
+CAIRN_BODY int size_new_file(int file, std::uint64_t bytes) noexcept {
+  struct statfs system {};
+  if (::fstatfs(file, &system) != 0) return errno;
+  // Where there is no room for all of it, what there is stays for others; a tmpfs without a limit has no blocks.
+  if (system.f_blocks != 0 && system.f_bavail < bytes / static_cast<std::uint64_t>(system.f_bsize))
+    return ENOSPC;
+  return ::ftruncate(file, static_cast<off_t>(bytes)) != 0 ? errno : 0;
+}
+CAIRN_BODY int allocate_part(int file, std::uint64_t begin, std::span<std::byte> mapped) noexcept {
+  populate_huge(mapped.first(mapped.size() / huge_mapping::unit * huge_mapping::unit));
+  return allocate_range(file, begin, mapped.size());
 }
 CAIRN_BODY int allocate_new_file(int file, std::uint64_t bytes) noexcept {
   struct statfs system {};
   // A disk would write each huge page at once, and read it again.
   if (::fstatfs(file, &system) != 0 || system.f_type != TMPFS_MAGIC) return allocate_file(file, bytes);
-  // Where there is no room for all of it, what there is stays for others; a tmpfs without a limit has no blocks.
-  if (system.f_blocks != 0 && system.f_bavail < bytes / static_cast<std::uint64_t>(system.f_bsize))
-    return ENOSPC;
-  if (::ftruncate(file, static_cast<off_t>(bytes)) != 0) return errno;
-  {
-    const huge_mapping whole(file, static_cast<std::size_t>(bytes / huge_mapping::unit * huge_mapping::unit),
-                             PROT_READ | PROT_WRITE);
-    populate_huge(whole.bytes());
-  }
-  const int code = allocate_file(file, bytes);
+  if (const int code = size_new_file(file, bytes); code != 0) return code;
+  const huge_mapping whole(file, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE);
+  const int code = whole.bytes().empty() ? allocate_file(file, bytes) : allocate_part(file, 0, whole.bytes());
   if (code != 0) static_cast<void>(!::ftruncate(file, 0));  // what came as huge pages would stay
   return code;
 }
