@@ -46,6 +46,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -753,6 +754,72 @@ TEST_CASE("a job that is started more often than a save names runs goes on from 
     held = 3;
   }
   CHECK(start(0) == held);
+}
+struct told_kinds {
+  using cairn_role = cairn::role::observer;
+  std::shared_ptr<std::vector<cairn::observation::event>> kinds;
+  void observe(const cairn::observation& what) noexcept {
+    if (what.kind >= cairn::observation::event::wait_began) kinds->push_back(what.kind);
+  }
+};
+TEST_CASE("a save that lives is not waited for where the tier holds a newer one of its run") {
+  job_places places;
+  const auto store = places.store.path();
+  const auto tier = places.tier();
+  process_ranks trainer(1);
+  trainer.kill_at(0, "held");
+  static_cast<void>(trainer.run([=](rank_process& me) {
+    std::vector<float> w(1000);
+    cairn::state_dict state;
+    state.tensor("w", w, {1000});
+    std::promise<void> stopped, never;
+    const auto faults = std::make_shared<cairn_test::store_faults>();
+    faults->add(
+        {.kind = cairn_test::store_call::publish_new, .key_contains = "manifest", .action = [&](auto) {
+           stopped.set_value();
+           never.get_future().wait();
+         }});
+    cairn::checkpointer ckpt{cairn_test::faulty_store<cairn::file_store>{cairn::file_store{store}, faults},
+                             cairn::local_tier{tier}, cairn::persist{.every = 2},
+                             cairn::checkpointer_options{.quiet = true}};
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      w[0] = static_cast<float>(step);
+      ckpt.save(state, step).wait_held();
+      if (step == 2) stopped.get_future().wait();
+    }
+    me.point("held");
+  }));
+  const auto key = cairn::file_store{store}.list("step-00000002/").front().key;
+  const auto attempt = cairn::parse_key(key)->object.attempt;
+  const auto resume = [&](std::uint64_t of_attempt, std::chrono::nanoseconds timeout, bool waits) {
+    // As a worker does that goes on.
+    process_ranks next(1);
+    const auto ends = next.run([=](rank_process&) {
+      cairn::file_store files{store};
+      const auto alive = files.create(cairn::data_key(2, 0, of_attempt, 9), 0);
+      using event = cairn::observation::event;
+      const auto kinds = std::make_shared<std::vector<event>>();
+      std::vector<float> w(1000);
+      cairn::state_dict state;
+      state.tensor("w", w, {1000});
+      cairn::checkpointer ckpt{
+          cairn::file_store{store}, cairn::local_tier{tier}, told_kinds{kinds}, cairn::persist{.every = 1000},
+          cairn::checkpointer_options{
+              .peer_timeout = std::chrono::hours(3), .earlier_run_timeout = timeout, .quiet = true}};
+      expect(ckpt.resume(state) == 3 && w[0] == 3.0F, "what is held is resumed");
+      const auto expected =
+          waits ? std::vector{event::wait_began, event::fenced} : std::vector{event::fenced};
+      expect(*kinds == expected, "it is told what became of the save that lives");
+      std::_Exit(0);  // the tier stays as it is
+    });
+    CHECK_MESSAGE(ends[0].good(), ends[0].text());
+  };
+  SUBCASE("of that run") {
+    resume(attempt, std::chrono::hours(1), false);
+  }
+  SUBCASE("of another run") {
+    resume(attempt + (std::uint64_t{1} << 40), std::chrono::milliseconds(10), true);
+  }
 }
 // survives: went-back
 TEST_CASE(

@@ -5,6 +5,7 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/deadline.hpp>
+#include <cairn/system/function_ref.hpp>
 #include <cairn/system/vector.hpp>
 
 #include <algorithm>
@@ -28,26 +29,33 @@ class earlier_runs {
         begin_(deadline::clock::now()),
         until_(deadline::in(timeout)) {}
 
-  /// These live now: false where there are none, or the time is over; else after a while.
-  [[nodiscard]] bool waits(const std::vector<save_attempt>& alive) {
+  /// These live now: false where there are none that are to be waited for, or the time is over; else after a while.
+  /// `is_needless`: see clean_and_list().
+  [[nodiscard]] bool waits(const std::vector<save_attempt>& alive,
+                           function_ref<bool(const save_attempt&)> is_needless) {
+    bool wanted = false;
     const auto now = seconds_since(begin_);
     for (auto& s : attempts_)
       if (!s.ended &&
           !detail::any_of(alive, [&](const auto& a) { return a.step == s.step && a.attempt == s.attempt; }))
         s.ended = true, s.seconds = now;
     for (const auto& a : alive) {
-      if (find(a.step, a.attempt) != nullptr) continue;
-      attempts_.push_back({a.step, a.attempt});
-      if (timeout_.count() > 0)
+      const auto* const known = find(a.step, a.attempt);
+      const bool needless = known != nullptr ? known->needless : is_needless(a);
+      wanted = wanted || !needless;
+      if (known != nullptr) continue;
+      attempts_.push_back({.step = a.step, .attempt = a.attempt, .needless = needless});
+      if (timeout_.count() > 0 && !needless)
         reporter_.earlier(observation::event::wait_began, a.step, 0,
                           "is being saved by a process of an earlier run: waiting for it, at most " +
                               seconds_text(std::chrono::duration<double>(timeout_).count()));
     }
-    if (!alive.empty() && polling_.wait(until_)) return true;
+    if (wanted && polling_.wait(until_)) return waited_ = true;
     for (auto& s : attempts_)
       if (!s.ended) s.seconds = seconds_since(begin_);
     return false;
   }
+  [[nodiscard]] bool have_waited() const noexcept { return waited_; }
   /// `cleaned`: what lived was ended for good; `steps`: those that are committed now.
   void report(bool cleaned, const std::vector<std::int64_t>& steps) const {
     for (const auto& s : attempts_) {
@@ -61,7 +69,8 @@ class earlier_runs {
       else if (cleaned)
         reporter_.earlier(observation::event::fenced, s.step, s.seconds,
                           "was still being saved by a process of an earlier run" + after +
-                              ": its save is ended for good and cannot be committed any more");
+                              ": its save is ended for good and cannot be committed any more" +
+                              (s.needless ? ", as the local tiers hold a newer one" : ""));
     }
   }
 
@@ -69,6 +78,7 @@ class earlier_runs {
   struct other_attempt {
     std::int64_t step;
     std::uint64_t attempt;
+    bool needless = false;
     bool ended = false;
     double seconds = 0;
   };
@@ -89,6 +99,7 @@ class earlier_runs {
   deadline until_;
   backoff polling_{std::chrono::milliseconds(1), std::chrono::milliseconds(250)};
   vector<other_attempt> attempts_;
+  bool waited_ = false;
 };
 
 }  // namespace detail

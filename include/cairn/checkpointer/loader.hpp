@@ -102,19 +102,21 @@ class loader {
   std::optional<std::int64_t> resume(any_load_planner& planner, const state_dict& state, const run_id& run,
                                      const std::vector<std::int64_t>* among) {
     services_->reader().expect_reads();
-    std::vector<std::int64_t> crash_looping;
-    auto steps = decode_steps(read_once(
-                                  group_,
-                                  [&] {
-                                    const auto there =
-                                        clean_and_list(*services_, run, options_, among == nullptr);
-                                    return encode_steps(there.committed, there.crash_looping);
-                                  },
-                                  peers()),
-                              &crash_looping);
+    auto* const tier = among == nullptr ? tier_.get() : nullptr;
+    if (tier != nullptr) tier->survey(peers());
+    const auto is_needless = [&](const save_attempt& save) {
+      return tier != nullptr && tier->holds_newer(save);
+    };
+    auto there = decode_steps_to_resume(read_once(
+        group_,
+        [&] { return encode(clean_and_list(*services_, run, options_, among == nullptr, is_needless)); },
+        peers()));
+    auto& steps = there.committed;
+    const auto& crash_looping = there.crash_looping;
+    if (tier != nullptr && there.waited) tier->survey(peers());
     std::string reasons;             // what the tier cannot read, first
     std::vector<std::int64_t> held;  // by the tier, ascending; a step again for each save of it
-    if (among == nullptr && tier_ != nullptr) held = tier_->find(steps, reasons, peers());
+    if (tier != nullptr) held = tier->find(steps, reasons, peers());
     std::size_t refused = 0;  // of the tier
     int tries_of_step = 0;
     constexpr int max_tries_of_step = 8;

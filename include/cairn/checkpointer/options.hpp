@@ -69,7 +69,7 @@ struct checkpointer_options {
   bool link_unchanged = false;
   /// How long resume() waits for saves of an earlier run whose processes still live, such as the worker
   /// of a trainer that was killed, but at most half of peer_timeout; then it fences them. 0: it fences
-  /// them at once.
+  /// them at once, as it does those of which a tier holds a newer one of the same run.
   std::chrono::nanoseconds earlier_run_timeout = std::chrono::seconds(30);
   /// The number of damaged checkpoints that resume() passes over at most.
   int max_fallback = 3;

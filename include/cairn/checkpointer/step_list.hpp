@@ -42,31 +42,31 @@ inline void put_steps(wire_writer& out, const std::vector<std::int64_t>& steps) 
   out.put(static_cast<std::uint64_t>(steps.size()));
   for (auto s : steps) out.put(s);
 }
-[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps,
-                                                         const std::vector<std::int64_t>& more = {}) {
+[[nodiscard]] inline std::vector<std::int64_t> get_steps(wire_reader& in) {
+  std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
+  for (auto& s : steps) s = in.get<std::int64_t>();
+  return steps;
+}
+[[nodiscard]] inline std::vector<std::byte> encode_steps(const std::vector<std::int64_t>& steps) {
   wire_writer out;
-  put_steps(out, steps), put_steps(out, more);
+  put_steps(out, steps);
   return out.take();
 }
-/// `more`: the second list, where it is wanted.
-[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes,
-                                                            std::vector<std::int64_t>* more = nullptr) {
+/// `get(in)` reads what the coordinator wrote. @throws peer_error where that is damaged
+template <class Get>
+[[nodiscard]] auto decode_list(std::span<const std::byte> bytes, const Get& get) {
   try {
     wire_reader in(bytes);
-    const auto get = [&] {
-      std::vector<std::int64_t> steps(in.get_count(sizeof(std::int64_t)));
-      for (auto& s : steps) s = in.get<std::int64_t>();
-      return steps;
-    };
-    auto steps = get();
-    auto second = get();
+    auto list = get(in);
     in.finish();
-    if (more != nullptr) *more = std::move(second);
-    return steps;
+    return list;
   } catch (const wire_error& e) {
     fail(error_id::peer_bad_message,
          std::string("the coordinator's list of checkpoints is damaged: ") + e.what());
   }
+}
+[[nodiscard]] inline std::vector<std::int64_t> decode_steps(std::span<const std::byte> bytes) {
+  return decode_list(bytes, get_steps);
 }
 
 }  // namespace detail

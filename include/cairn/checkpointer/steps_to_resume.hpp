@@ -7,10 +7,14 @@
 #include <cairn/concepts/any_writer.hpp>
 #include <cairn/model/record.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/function_ref.hpp>
+#include <cairn/system/wire.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,13 +27,29 @@ namespace detail {
 struct steps_to_resume {
   std::vector<std::int64_t> committed;
   std::vector<std::int64_t> crash_looping;  ///< see restart_journal
+  bool waited = false;                      ///< for saves of earlier runs: what they hold may be more by now
 };
+[[nodiscard]] inline std::vector<std::byte> encode(const steps_to_resume& found) {
+  wire_writer out;
+  put_steps(out, found.committed), put_steps(out, found.crash_looping);
+  return out.put(std::uint8_t{found.waited}).take();
+}
+[[nodiscard]] inline steps_to_resume decode_steps_to_resume(std::span<const std::byte> bytes) {
+  return decode_list(bytes, [](wire_reader& in) {
+    steps_to_resume found;
+    found.committed = get_steps(in), found.crash_looping = get_steps(in);
+    found.waited = in.get<std::uint8_t>() != 0;
+    return found;
+  });
+}
 
 /// For rank 0: ends what saves of earlier runs have left, having waited for those that processes still carry
 /// out, and lists the steps that are committed then. A store that refuses the cleaning is reported, and listed.
-/// `notes`: whether crash-looping ones are asked for.
+/// `notes`: whether crash-looping ones are asked for. `is_needless`: of a save that is not waited for, as the job goes on
+/// from a newer one.
 [[nodiscard]] inline steps_to_resume clean_and_list(save_services& shared, const run_id& run,
-                                                    const checkpointer_options& options, bool notes) {
+                                                    const checkpointer_options& options, bool notes,
+                                                    function_ref<bool(const save_attempt&)> is_needless) {
   steps_to_resume found;
   if (options.read_only) {
     found.committed = shared.reader().list();
@@ -40,7 +60,8 @@ struct steps_to_resume {
   bool cleaned = false;
   takeover taken;
   try {
-    taken = shared.writer().take_over(run, [&](const auto& alive) { return earlier.waits(alive); });
+    taken =
+        shared.writer().take_over(run, [&](const auto& alive) { return earlier.waits(alive, is_needless); });
     if (taken.removed > 0)
       shared.report().warned("removed " + std::to_string(taken.removed) +
                              " objects that interrupted saves had left");
@@ -50,6 +71,7 @@ struct steps_to_resume {
   }
   found.committed = taken.steps ? std::move(*taken.steps) : shared.reader().list();
   earlier.report(cleaned, found.committed);
+  found.waited = earlier.have_waited();
   shared.found_at_start(found.committed);
   if (notes) found.crash_looping = shared.crash_looping(std::move(taken.restarts));
   return found;

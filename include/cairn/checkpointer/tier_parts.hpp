@@ -54,6 +54,10 @@ class tier_loads {
  public:
   virtual ~tier_loads() = default;
   [[nodiscard]] virtual bool is_spread() const noexcept = 0;
+  /// Looks at what is there; before the calls below, and again where that may be more by now. Collective.
+  virtual void survey(deadline until) = 0;
+  /// For rank 0: whether the tier seems to hold a save that the run of this one made, of its step or a later one.
+  [[nodiscard]] virtual bool holds_newer(const save_attempt& save) = 0;
   /// The steps of what may be resumed, ascending: a step again for each save of it. In the calls below a step stands for
   /// the newest save of it that was not refused.
   [[nodiscard]] virtual std::vector<std::int64_t> find(const std::vector<std::int64_t>& stored,

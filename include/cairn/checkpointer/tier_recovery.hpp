@@ -45,11 +45,27 @@ class tier_recovery final : public tier_loads {
   /// Whether readers read together; see spread_recovery.
   [[nodiscard]] bool is_spread() const noexcept override { return spread_ != nullptr; }
 
+  void survey(deadline until) override {
+    reasons_here_.clear();
+    if (spread_ != nullptr) spread_->survey(reasons_here_, until);
+  }
+  [[nodiscard]] bool holds_newer(const save_attempt& save) override {
+    // By chance one of 2^32 attempts of another run passes for one of this run.
+    constexpr std::uint64_t most_saves = std::uint64_t{1} << 32;
+    try {
+      std::vector<std::string> damaged;  // find() tells
+      return detail::any_of(spread_ != nullptr ? spread_->found() : tier_->held(damaged), [&](const auto& h) {
+        return h.step >= save.step && save_count_of(h.run, save.step, save.attempt) < most_saves;
+      });
+    } catch (const error&) {
+      return false;
+    }
+  }
+
   /// What the tier holds of all its ranks and the job may resume, ascending by step; the same on all of ours.
   /// `stored`: the steps of the store, ascending. `reasons`: gets what cannot be read.
   [[nodiscard]] std::vector<std::int64_t> find(const std::vector<std::int64_t>& stored, std::string& reasons,
                                                deadline until) override {
-    if (spread_ != nullptr) spread_->survey(reasons_here_, until);
     const auto bytes = read_once(
         group_, [&] { return look(stored); }, until);
     wire_reader in(bytes);
