@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -23,7 +22,8 @@ inline bool other_threads_sleep() {
     const std::string name = entry->d_name;
     if (name[0] == '.' || name == self) continue;
     std::ifstream file("/proc/self/task/" + name + "/stat");
-    const std::string text(std::istreambuf_iterator<char>(file), {});
+    std::string text;
+    std::getline(file, text);  // throws nothing where the thread ends between this and the line before
     const auto state = text.rfind(") ");
     // A thread that has ended meanwhile holds no lock.
     if (state != std::string::npos && text.find_first_of("SZX", state + 2) != state + 2) all = false;
