@@ -202,6 +202,19 @@ struct by_hand {
     return found;
   }
 };
+/// A save of step 5 by two ranks, half of a tensor each.
+struct halves_by_hand {
+  cairn::state_dict ranks[2];
+  world_save<cairn::safetensors_writer<memory>> save;
+
+  explicit halves_by_hand(by_hand& d) : save(d.writer, {&of(d, 0), &of(d, 1)}, 5, {1, 2}) {}
+
+ private:
+  cairn::state_dict& of(by_hand& d, std::int64_t rank) {
+    ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});
+    return ranks[rank];
+  }
+};
 
 }  // namespace
 
@@ -278,9 +291,8 @@ TEST_CASE("a coordinator whose own data was removed commits nothing") {
 
 TEST_CASE("of ranks whose data another commit removed nothing is committed, though the mark is gone, too") {
   by_hand d;
-  cairn::state_dict ranks[2];
-  for (const std::int64_t rank : {0, 1}) ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});
-  world_save<cairn::safetensors_writer<memory>> save(d.writer, {&ranks[0], &ranks[1]}, 5, {1, 2});
+  halves_by_hand halves(d);
+  auto& save = halves.save;
   save.write(1);
   d.objects.remove(cairn::data_key(5, 1, save.context(1).attempt, 0));
   save.write(0);
@@ -307,9 +319,8 @@ TEST_CASE("a look behind the manifest that fails for a moment is repeated, and t
 
 TEST_CASE("a manifest of which files are gone is no checkpoint, though the store refuses to take it back") {
   by_hand d;
-  cairn::state_dict ranks[2];
-  for (const std::int64_t rank : {0, 1}) ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});
-  world_save<cairn::safetensors_writer<memory>> save(d.writer, {&ranks[0], &ranks[1]}, 5, {1, 2});
+  halves_by_hand halves(d);
+  auto& save = halves.save;
   save.write(1);
   d.objects.remove(cairn::data_key(5, 1, save.context(1).attempt, 0));
   save.write(0);
@@ -329,9 +340,8 @@ TEST_CASE("a manifest of which files are gone is no checkpoint, though the store
 TEST_CASE(
     "ranks of a save that another one ended learn of it, though the checkpoint of that one was removed") {
   by_hand d;
-  cairn::state_dict ranks[2];
-  for (const std::int64_t rank : {0, 1}) ranks[rank].tensor("w", d.w, cairn::shard{{8192}, {4096 * rank}});
-  world_save<cairn::safetensors_writer<memory>> save(d.writer, {&ranks[0], &ranks[1]}, 5, {1, 2});
+  halves_by_hand halves(d);
+  auto& save = halves.save;
   save.write(1);
   d.save(5, 1, 1).run();
   d.writer.remove(5);

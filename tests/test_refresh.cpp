@@ -851,6 +851,16 @@ TEST_CASE("a wait ends: by its deadline, by the caller, and when the trainer has
         error_id::usage_bad_option);
 }
 
+namespace {
+/// What shows which runs live.
+std::vector<fs::path> signs_in(const scratch_directory& directory) {
+  std::vector<fs::path> found;
+  for (const auto& f : fs::directory_iterator(directory.path()))
+    if (f.path().filename().string().starts_with("lease-run.")) found.push_back(f.path());
+  return found;
+}
+}  // namespace
+
 TEST_CASE("a trainer shows that it lives, that it has ended, and that it has died") {
   scratch_directory directory;
   std::vector<float> w(10);
@@ -887,12 +897,7 @@ TEST_CASE("a trainer shows that it lives, that it has ended, and that it has die
   CHECK(steps.why() == cairn::follow_end::trainer_ended);
   CHECK_FALSE(steps.next());  // told once; no other run has come
   CHECK(steps.why() == cairn::follow_end::trainer_gone);
-  const auto signs = [&] {
-    std::vector<fs::path> found;
-    for (const auto& f : fs::directory_iterator(directory.path()))
-      if (f.path().filename().string().starts_with("lease-run.")) found.push_back(f.path());
-    return found;
-  };
+  const auto signs = [&] { return signs_in(directory); };
   CHECK(signs().empty());
 
   CHECK(train() == 3);
@@ -919,12 +924,7 @@ TEST_CASE("a trainer that was killed has died, though the next one resumes befor
   const auto open = [&](const cairn::checkpointer_options& options) {
     return cairn::checkpointer{cairn::file_store{directory.path()}, options};
   };
-  const auto signs = [&] {
-    std::vector<fs::path> found;
-    for (const auto& f : fs::directory_iterator(directory.path()))
-      if (f.path().filename().string().starts_with("lease-run.")) found.push_back(f.path());
-    return found;
-  };
+  const auto signs = [&] { return signs_in(directory); };
   std::optional trainer(open(announced));
   trainer->save(state, 1).wait();
   REQUIRE(signs().size() == 1);

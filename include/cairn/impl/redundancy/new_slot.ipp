@@ -69,12 +69,8 @@ CAIRN_BODY void new_slot::give_room() noexcept {
     const auto bytes = static_cast<std::size_t>(std::min(part, bytes_ - at));
     const int code =
         allocate_part(file_.get(), at, mapped_->bytes().subspan(static_cast<std::size_t>(at), bytes));
-    if (code != 0) {
-      code_ = code;
-      there_ = UINT64_MAX;
-    } else {
-      there_ = at + bytes;
-    }
+    code_ = code;
+    there_ = code == 0 ? at + bytes : UINT64_MAX;  // who waits looks at the code then
     there_.notify_all();
     if (code != 0) return;
   }
