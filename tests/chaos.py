@@ -36,7 +36,7 @@ LATE = 25  # seconds after a fault the job has heard of it
 START = {"s3": 60, "nfs": 150}  # seconds that a start may take, with a store that is away
 # An instance has one processor, which its ranks and its kernel share: it is slow, and may say nothing for seconds.
 SHAPE = {"s3": "--layers 2 --context 64 --heads 4 --micro-batches 12".split(), "nfs": "--layers 1 --context 16 --heads 4 --micro-batches 12".split()}
-WAITS = {"s3": "--timeout 10 --lost-after 1 --stopped-after 1".split(), "nfs": "--timeout 30 --lost-after 3 --stopped-after 10".split()}
+WAITS = {"s3": "--timeout 10 --lost-after 0.5 --stopped-after 0.5".split(), "nfs": "--timeout 30 --lost-after 3 --stopped-after 10".split()}
 FAILED_STARTS = 5  # one after another, of which none is due to a fault that is over
 PARTS = ("detect", "end", "start", "agree and read", "first step")
 

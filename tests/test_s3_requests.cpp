@@ -13,14 +13,19 @@
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <cairn/stores/s3_store.hpp>
+#include <cairn/system/backoff.hpp>
 
 #include <doctest/doctest.h>
 #include <support/byte_store_conformance.hpp>
+#include <support/own_server.hpp>
 #include <support/s3_access.hpp>
 #include <support/saved_world.hpp>
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -28,6 +33,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -639,6 +645,35 @@ TEST_CASE("the store and the report of a load give the chosen request sizes and 
     if (entry.key.find("safetensors") != std::string::npos && !entry.range.empty()) ++ranges;
   CHECK(ranges >= report.stages.requests - report.stages.hedges);
   ckpt.close();
+}
+
+TEST_CASE("where nothing answers the wish for a connection, another one is tried") {
+  full_port full([](cairn::detail::file_descriptor connected) {
+    char some[4096];
+    if (::recv(connected.get(), some, sizeof some, 0) <= 0) return;  // nobody's request
+    constexpr std::string_view absent =
+        "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    static_cast<void>(!::send(connected.get(), absent.data(), absent.size(), MSG_NOSIGNAL));
+  });
+  auto store = store_at(s3::own_bucket_at("http://127.0.0.1:" + std::to_string(full.port())));
+  std::exception_ptr thrown;
+  bool found = true;
+  std::jthread asks([&] {
+    try {
+      found = store.size("object").has_value();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  });
+  std::set<unsigned> asked;
+  for (const auto until = cairn::deadline::in(std::chrono::seconds(20));
+       asked.size() < 4 && cairn::detail::sleep_for(std::chrono::milliseconds(5), until);)
+    asked.merge(full.asking());
+  CHECK(asked.size() == 4);
+  full.open();
+  asks.join();
+  CHECK_NOTHROW(thrown ? std::rethrow_exception(thrown) : void());
+  CHECK(!found);
 }
 
 TEST_CASE("a range whose answer never comes is asked for again, and that answer is taken") {

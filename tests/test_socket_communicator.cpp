@@ -19,6 +19,7 @@
 #include <support/link_peers.hpp>
 #include <support/no_more_files.hpp>
 #include <support/on_all_ranks.hpp>
+#include <support/own_server.hpp>
 #include <support/process_ranks.hpp>
 #include <support/processes.hpp>
 #include <support/rounds.hpp>
@@ -607,6 +608,23 @@ TEST_CASE("what listens in rank 0's place and says nothing may be rank 0, which 
   CHECK(says(*e, "did not answer in time"));
 }
 
+TEST_CASE("where nothing answers the wish for a connection, others are begun beside it") {
+  std::vector<cairn::detail::file_descriptor> kept;
+  const full_port full(
+      [&](cairn::detail::file_descriptor connected) { kept.push_back(std::move(connected)); });
+  auto job = job_at_ports(1, 2);
+  job.port = full.port();
+  job.ports = 1;
+  rank_in_thread one(job, {.timeout = 5s, .handshake_timeout = 4s});
+  std::size_t most = 0;
+  while (!one.ended && most < 4) {
+    most = std::max(most, full.asking().size());
+    static_cast<void>(cairn::detail::sleep_for(5ms, ample()));
+  }
+  CHECK(most == 4);
+  CHECK_THROWS(one.get());
+}
+
 TEST_CASE("many processes meet, reduce and leave: rank 0 has a connection to each of them") {
   const int size = long_run() ? 128 : 24;
   const scratch_directory place;
@@ -699,8 +717,8 @@ TEST_CASE("impossible jobs are refused") {
   CHECK(refused({.name = "a job"}));
   CHECK(refused({.name = "job", .rank = 2, .size = 2}));
   CHECK(refused({.name = "job", .rank = 0, .size = 2}));
-  CHECK(refused(job, {.lost_after = 999ms}));
-  CHECK(refused(job, {.stopped_after = 999ms}));
+  CHECK(refused(job, {.lost_after = 499ms}));
+  CHECK(refused(job, {.stopped_after = 499ms}));
   job.key = "too short";
   CHECK(refused(job));
   job.key.clear();
@@ -864,7 +882,9 @@ TEST_CASE("what a network loses is sent again several times before a rank passes
     REQUIRE(quick.size() == usual.size());
     for (const int each : quick) CHECK((each > 0 && each <= 60'000));
   }
+  for (const int each : usual) CHECK((each > 0 && each <= 60'000));
   CHECK(of_ranks_with({.lost_after = 5s, .stopped_after = 5s}) == usual);
+  for (const int each : of_ranks_with({.stopped_after = 500ms})) CHECK((each > 0 && each <= 30'000));
 }
 
 TEST_CASE("a process that is stopped, and says nothing for as long as it may, is lost on all others") {

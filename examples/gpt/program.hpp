@@ -77,8 +77,7 @@ struct run_options {
   bool sockets = false;
   started_rank started;
   std::uint64_t timeout = 300;
-  std::uint64_t lost_after = 10;
-  std::uint64_t stopped_after = 0;
+  double lost_after = 10, stopped_after = 0;  // seconds
   std::uint64_t every = 20;
   std::string checkpoints = "checkpoints";
   std::vector<std::string> text;
@@ -367,9 +366,12 @@ int run_with_sockets([[maybe_unused]] const run_options& options, [[maybe_unused
                  Platform::program, self.size, options.ranks);
     return 2;
   }
+  const auto seconds = [](double count) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(count));
+  };
   const cairn::socket_options waits{.timeout = std::chrono::seconds(options.timeout),
-                                    .lost_after = std::chrono::seconds(options.lost_after),
-                                    .stopped_after = std::chrono::seconds(options.stopped_after)};
+                                    .lost_after = seconds(options.lost_after),
+                                    .stopped_after = seconds(options.stopped_after)};
   return run_rank<Platform>(options, static_cast<std::size_t>(self.rank), [&](const std::string& use) {
     return any_communicator(cairn::socket_communicator(job_for(use), waits));
   });
@@ -440,12 +442,12 @@ int train_main(int argc, char** argv) {
       ->check(between(1, 1000000));
   app.add_option("--lost-after", options.lost_after,
                  "with --sockets: seconds without an answer after which a host is lost")
-      ->check(between(1, 1000000));
+      ->check(CLI::Range(0.5, 1e6));
   app.add_option(
          "--stopped-after", options.stopped_after,
          "with --sockets: seconds without a word after which a process on a host that answers is lost;\n"
          "0: never")
-      ->check(between(0, 1000000));
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--every", options.every, "save after this many steps, and at the end")
       ->check(between(1, 1000000000));
   app.add_option("--store,--checkpoints", options.checkpoints,

@@ -3,21 +3,15 @@
 #include <cairn/links/link_key.hpp>
 #include <cairn/links/tls_link.hpp>
 #include <cairn/system/file_descriptor.hpp>
-#include <cairn/system/signals_blocked.hpp>
+#include <support/own_server.hpp>
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -26,7 +20,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -78,91 +71,6 @@ struct tls_job {
   std::vector<std::vector<std::byte>> addresses;
   std::vector<std::uint16_t> ports;
   std::vector<std::optional<cairn::tls_link>> links;
-};
-
-inline sockaddr_in loopback(std::uint16_t port) {
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_port = htons(port);
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return at;
-}
-
-/// A connection to a port of this host, by hand.
-class stranger {
- public:
-  explicit stranger(std::uint16_t port) : stranger(loopback(port)) {}
-  explicit stranger(const sockaddr_in& at) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0)
-      throw std::runtime_error("a stranger cannot connect");
-  }
-  void say(std::string_view bytes) const {
-    static_cast<void>(!::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
-  }
-  /// Waits until something comes; it is not read.
-  [[nodiscard]] bool hears() const {
-    pollfd one{socket_.get(), POLLIN, 0};
-    return ::poll(&one, 1, 240'000) == 1;
-  }
-  /// What comes until the other end closes, which it does within minutes.
-  [[nodiscard]] std::string hear_all() const {
-    std::string all;
-    for (;;) {
-      pollfd one{socket_.get(), POLLIN, 0};
-      if (::poll(&one, 1, 240'000) <= 0) throw std::runtime_error("a stranger's connection stays open");
-      char some[4096];
-      const auto got = ::recv(socket_.get(), some, sizeof some, 0);
-      if (got <= 0) return all;
-      all.append(some, static_cast<std::size_t>(got));
-    }
-  }
-  /// The descriptor, which the caller owns from now on.
-  [[nodiscard]] cairn::detail::file_descriptor release() {
-    ::fcntl(socket_.get(), F_SETFL, O_NONBLOCK);
-    return std::move(socket_);
-  }
-
- private:
-  cairn::detail::file_descriptor socket_;
-};
-
-/// A port of this host, of 127.0.0.1 where it is not told, on which serve(connection) is called for each connection in turn, by a thread of its own.
-class own_server {
- public:
-  template <class Serve>
-  explicit own_server(Serve serve, sockaddr_in at = loopback(0))
-      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    socklen_t size = sizeof at;
-    if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 ||
-        ::listen(socket_.get(), 16) != 0 ||
-        ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&at), &size) != 0)
-      throw std::runtime_error("a test's own server has no port");
-    at_ = at;
-    thread_ = std::thread([this, serve] {
-      const cairn::detail::signals_blocked no_pipe;  // OpenSSL's own sockets raise SIGPIPE
-      for (;;) {
-        cairn::detail::file_descriptor next(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-        if (ended_.load() || !next.open()) return;
-        serve(std::move(next));
-      }
-    });
-  }
-  ~own_server() {
-    ended_ = true;
-    try {
-      const stranger last(at_);  // so that accept() returns
-      thread_.join();
-    } catch (const std::exception&) {
-      std::terminate();
-    }
-  }
-  [[nodiscard]] std::uint16_t port() const { return ntohs(at_.sin_port); }
-
- private:
-  cairn::detail::file_descriptor socket_;
-  sockaddr_in at_{};
-  std::atomic<bool> ended_{false};
-  std::thread thread_;
 };
 
 /// helper_link_peer, as rank 1 of a job of two. Killed where it still lives.

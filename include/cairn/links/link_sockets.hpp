@@ -35,8 +35,9 @@ void prepare_socket(int number, std::chrono::nanoseconds lost_after,
 /// How long ago the other host last sent or acknowledged anything, be it by its system alone.
 [[nodiscard]] std::chrono::nanoseconds time_since_answer(int number) noexcept;
 
-/// A connection to a numeric address, which no child of fork() keeps. @throws nothing but std::bad_alloc; null and
-/// errno in `why` where there is none
+/// A connection to a numeric address, which no child of fork() keeps. Where none is made within 0.1, 0.3 and 0.7 s, another
+/// one is begun beside it, and the first that is made counts: what asks for a connection may be lost on the way, and the
+/// system asks again only after a second. @throws nothing but std::bad_alloc; null and errno in `why` where there is none
 [[nodiscard]] owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,
                                               int& why);
 /// Whether connect_to() failed for want of a descriptor, port or memory of this host, which says nothing of the other end.

@@ -21,12 +21,13 @@ enum class socket_protection : std::uint8_t {
 struct socket_options {
   /// How long the constructor waits for the other ranks.
   std::chrono::nanoseconds timeout = std::chrono::minutes(5);
-  /// A host that has answered nothing for so long is lost, with its ranks; at least 1 s. Below 3 s a switch that fails
-  /// over, a virtual machine that is moved, or a network that loses every fifth packet may pass for a lost host.
+  /// A host that has answered nothing for so long is lost, with its ranks; at least 0.5 s. Below 3 s a switch that fails
+  /// over, a virtual machine that is moved, or a network that loses every fifth packet may pass for a lost host; below 1 s
+  /// also a process that gets no processor for as long.
   std::chrono::nanoseconds lost_after = std::chrono::seconds(10);
   /// A process that has said nothing for so long, though its host answers, is lost, too: it is stopped, or gets no
   /// processor. 0: never, calls that wait for it end at their deadlines, unless more was sent to it than the sockets hold:
-  /// that is lost after `lost_after`. Else at least 1 s, and the same on all ranks.
+  /// that is lost after `lost_after`. Else at least 0.5 s, and the same on all ranks.
   std::chrono::nanoseconds stopped_after = {};
   /// How long either end of a new connection may take to prove that it is of this job.
   std::chrono::nanoseconds handshake_timeout = std::chrono::seconds(5);

@@ -18,6 +18,9 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+/// For people: how long somebody has said nothing, such as "0.6 s" or "12 s".
+[[nodiscard]] std::string silence_text(std::chrono::nanoseconds silent);
+
 /// What ranks say to each other beside messages: admits peers, tells when all have come, says that this rank lives, and
 /// notices who is gone, which rank 0 tells the others. Once rank 0 is gone, each judges those to which it has a connection.
 class socket_service final : public socket_connections {

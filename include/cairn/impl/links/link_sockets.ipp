@@ -6,6 +6,7 @@
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
 #include <cairn/system/owned.hpp>
+#include <cairn/system/resend_pause.hpp>
 #include <cairn/system/unforked_file.hpp>
 
 #include <arpa/inet.h>
@@ -17,8 +18,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -92,6 +95,8 @@ inline owned<unforked_file> tcp_socket(int family) {
   const fork_pause pause;
   file_descriptor made(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made.open()) return nullptr;
+  // Also for the first bytes of a connection, and those that a listening one accepts.
+  send_again_after(made.get(), std::chrono::milliseconds(50));
   return detail::make_owned<unforked_file>(std::move(made), pause);
 }
 
@@ -145,16 +150,13 @@ CAIRN_BODY owned<unforked_file> listen_at(const std::string& address, std::uint1
   fail_system(why, "a link cannot listen for its peers");
 }
 
-/// The socket option TCP_RTO_MIN_US, which C libraries do not name yet.
-inline constexpr int tcp_rto_min_us = 45;
-
 CAIRN_BODY void prepare_socket(int number, std::chrono::nanoseconds lost_after,
                                std::chrono::nanoseconds stopped_after) noexcept {
   const auto set = [number](int level, int what, int value) {
     static_cast<void>(::setsockopt(number, level, what, &value, sizeof value));
   };
   const auto bounded =
-      std::clamp<std::chrono::nanoseconds>(lost_after, std::chrono::seconds(1), std::chrono::hours(1));
+      std::clamp<std::chrono::nanoseconds>(lost_after, std::chrono::milliseconds(500), std::chrono::hours(1));
   const auto seconds = static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(bounded).count());
   const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(bounded).count();
   set(IPPROTO_TCP, TCP_NODELAY, 1);
@@ -163,15 +165,9 @@ CAIRN_BODY void prepare_socket(int number, std::chrono::nanoseconds lost_after,
   set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, seconds / 6));
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(milliseconds));
-  // The pause before what was lost is sent again doubles each time, from 200 ms on: within 1 s three losses, one after
-  // another, would pass for the end of a host.
+  // Within 1 s three losses, one after another, would pass for the end of a host.
   const auto wanted = (stopped_after.count() > 0 ? std::min(bounded, stopped_after) : bounded) / 20;
-  const auto first_pause =
-      static_cast<int>(std::chrono::duration_cast<std::chrono::microseconds>(wanted).count());
-  int usual = 0;
-  socklen_t size = sizeof usual;
-  if (::getsockopt(number, IPPROTO_TCP, tcp_rto_min_us, &usual, &size) == 0 && first_pause < usual)
-    set(IPPROTO_TCP, tcp_rto_min_us, first_pause);
+  send_again_after(number, std::chrono::duration_cast<std::chrono::microseconds>(wanted));
 }
 
 CAIRN_BODY std::chrono::nanoseconds time_since_answer(int number) noexcept {
@@ -182,22 +178,45 @@ CAIRN_BODY std::chrono::nanoseconds time_since_answer(int number) noexcept {
   return std::chrono::milliseconds(std::min(told.tcpi_last_ack_recv, told.tcpi_last_data_recv));
 }
 
+/// A socket that is being connected, or, where `why` is 0, one that is; null where the system does not begin it.
+inline owned<unforked_file> begin_connection(const socket_address& to, int& why) {
+  auto made = tcp_socket(to.get()->sa_family);
+  why = made == nullptr || ::connect(made->get(), to.get(), to.size) != 0 ? errno : 0;
+  if (why != 0 && why != EINPROGRESS && why != EINTR) return nullptr;
+  return made;
+}
+
 CAIRN_BODY owned<unforked_file> connect_to(const std::string& host, std::uint16_t port, deadline until,
                                            int& why) {
   socket_address at;
   why = EINVAL;
   if (!at.set(host, port)) return {};
-  auto made = tcp_socket(at.get()->sa_family);
-  why = errno;
-  if (made == nullptr) return {};
-  if (::connect(made->get(), at.get(), at.size) == 0) return made;
-  why = errno;
-  if (why != EINPROGRESS && why != EINTR) return {};
-  why = ETIMEDOUT;
-  if (!poll_one(made->get(), POLLOUT, until)) return {};
-  socklen_t size = sizeof why;
-  if (::getsockopt(made->get(), SOL_SOCKET, SO_ERROR, &why, &size) != 0) why = errno;
-  return why == 0 ? std::move(made) : nullptr;
+  constexpr std::size_t max_begun = 4;
+  std::array<owned<unforked_file>, max_begun> begun;
+  std::array<pollfd, max_begun> waited{};
+  std::size_t count = 0;
+  for (auto pause = std::chrono::milliseconds(100);; pause *= 2) {
+    if (count < max_begun) {
+      auto made = begin_connection(at, why);
+      if (why == 0) return made;
+      if (made != nullptr) {
+        waited[count] = {made->get(), POLLOUT, 0};
+        begun[count++] = std::move(made);
+      }
+      if (count == 0) return {};
+    }
+    const auto next = count < max_begun ? until.earlier(deadline::in(pause)) : until;
+    while (::poll(waited.data(), count, poll_milliseconds(next)) <= 0)
+      if (next.passed()) break;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (waited[i].revents == 0) continue;
+      socklen_t size = sizeof why;
+      if (::getsockopt(waited[i].fd, SOL_SOCKET, SO_ERROR, &why, &size) != 0) why = errno;
+      return why == 0 ? std::move(begun[i]) : nullptr;
+    }
+    why = ETIMEDOUT;
+    if (until.passed()) return {};
+  }
 }
 
 CAIRN_BODY bool is_own_lack(int why, const std::string& host) noexcept {

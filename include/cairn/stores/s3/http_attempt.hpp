@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,6 +47,12 @@ class http_attempt {
   [[nodiscard]] const std::shared_ptr<http_call>& call() const noexcept { return call_; }
   [[nodiscard]] CURL* easy() const noexcept { return easy_; }
 
+  /// Whether the server has not answered the wish for a connection for 0.25, 0.5 and then 1 s. What asks for one may be
+  /// lost on the way, and the system asks again only after a second.
+  [[nodiscard]] bool connects_long() const noexcept;
+  /// Goes back to its beginning. @pre connects_long(), and libcurl does not have its handle
+  void begin_again() noexcept;
+
   /// Notes in the call how it ended, by what libcurl says.
   void conclude(CURLcode code) noexcept;
 
@@ -60,6 +67,7 @@ class http_attempt {
 
   // No exception may cross libcurl's frames.
   static std::size_t on_header(char* data, std::size_t, std::size_t bytes, void* self) noexcept;
+  static int on_socket(void* self, curl_socket_t number, curlsocktype purpose) noexcept;
   static int on_send(void* self, char* their_address, char* our_address, int their_port,
                      int our_port) noexcept;
   static std::size_t on_answer(char* data, std::size_t, std::size_t bytes, void* self) noexcept;
@@ -72,6 +80,8 @@ class http_attempt {
   std::size_t piece_ = 0;  // of the body, and the place in it
   std::size_t place_ = 0;
   std::size_t header_bytes_ = 0;
+  int begun_again_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> socket_since_;  // the last one that connects
   bool sent_ = false;
   bool refused_ = false;
   std::array<char, CURL_ERROR_SIZE> words_{};

@@ -86,6 +86,8 @@ class http_transport {
   void start_first(std::list<std::shared_ptr<http_call>>& queue, s3_clock::time_point now) noexcept;
   void start(std::shared_ptr<http_call> call, s3_clock::time_point now) noexcept;
 
+  /// Tries another connection where one is not made.
+  void connect_again() noexcept;
   /// True if an attempt ended.
   [[nodiscard]] bool take_ended() noexcept;
   void conclude(http_attempt& a, CURLcode code) noexcept;

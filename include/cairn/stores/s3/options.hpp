@@ -88,7 +88,8 @@ struct s3_options {
   std::uint64_t gap_bytes = std::uint64_t{32} << 10;  ///< ranges closer than this are fetched together
 
   // Of the times that follow, what is longer than ten years is never.
-  /// For making a connection; then another one is tried.
+  /// For making a connection; then another one is tried. One that nothing answers is asked for anew after 0.25, 0.75 and
+  /// 1.75 s already.
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
   /// After so long with less than 1 KiB/s, another connection is tried.
   std::chrono::seconds stalled_after = std::chrono::seconds(30);

@@ -233,11 +233,11 @@ inline void check(const socket_job& job, const socket_options& options) {
   if (job.size > 1 && !job.host.empty() && (job.port < 1 || job.ports < 1 || job.port > 65536 - job.ports))
     refuse("rank 0 listens at ports from 1 to 65535", std::to_string(job.port));
   if (job.run.size() > 512) refuse("socket_job::run has at most 512 bytes", std::to_string(job.run.size()));
-  if (options.lost_after < std::chrono::seconds(1))
-    refuse("socket_options::lost_after is at least 1 s", "less");
+  if (options.lost_after < std::chrono::milliseconds(500))
+    refuse("socket_options::lost_after is at least 0.5 s", "less");
   if (options.stopped_after != options.stopped_after.zero() &&
-      options.stopped_after < std::chrono::seconds(1))
-    refuse("socket_options::stopped_after is 0 or at least 1 s", "less");
+      options.stopped_after < std::chrono::milliseconds(500))
+    refuse("socket_options::stopped_after is 0 or at least 0.5 s", "less");
   if (options.handshake_timeout <= std::chrono::nanoseconds(0))
     refuse("socket_options::handshake_timeout is longer than nothing", "no time");
   if (options.ports < 1) refuse("socket_options::ports is at least 1", "0");

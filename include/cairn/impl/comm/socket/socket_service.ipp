@@ -213,7 +213,6 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std:
   const auto heard = deadline::clock::time_point(
       deadline::clock::duration(ended->last_heard.load(std::memory_order_relaxed)));
   const auto silent = deadline::clock::now() - heard;
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
   const bool stopped = options.stopped_after.count() > 0 && silent >= options.stopped_after &&
                        time_since_answer(ended->number()) < options.stopped_after / 2;
   // First all that takes memory: an end that was half done would never be told.
@@ -225,10 +224,10 @@ CAIRN_BODY void socket_service::end(const connection_ptr& ended, bool left, std:
   else if (left)
     why += " has left the job";
   else if (stopped)
-    why += " has said nothing for " + std::to_string(seconds) +
-           " s, though its host answers; its process is stopped, or gets no processor";
+    why += " has said nothing for " + silence_text(silent) +
+           ", though its host answers; its process is stopped, or gets no processor";
   else if (silent * 10 >= std::min(options.lost_after, may_be_silent()) * 9)
-    why += " has not answered for " + std::to_string(seconds) + " s; its host or the network to it is gone";
+    why += " has not answered for " + silence_text(silent) + "; its host or the network to it is gone";
   else
     why += " has closed its connection; its process ended, or something on the way cut it";
   std::shared_ptr<const std::vector<std::byte>> text;
@@ -268,6 +267,11 @@ CAIRN_BODY void socket_service::give_up(const std::exception_ptr& why) {
       if (each.second->peer > 0) after.push_back({each.second, {.what = socket_frame::kind::given_up}, body});
   }
   post(after);
+}
+
+CAIRN_BODY std::string silence_text(std::chrono::nanoseconds silent) {
+  const auto tenths = silent / std::chrono::milliseconds(100);
+  return std::to_string(tenths / 10) + (tenths < 100 ? "." + std::to_string(tenths % 10) : "") + " s";
 }
 
 /// How long a process may say nothing.

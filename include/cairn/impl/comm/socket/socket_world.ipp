@@ -102,16 +102,13 @@ CAIRN_BODY void socket_world::fail_late(int peer, const char* what) {
       const auto heard = deadline::clock::time_point(
           deadline::clock::duration(c->last_heard.load(std::memory_order_relaxed)));
       const auto silent = deadline::clock::now() - heard;
-      const auto seconds = [](auto time) {
-        return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
-      };
       // The system asks a silent host each lost_after / 6.
       const auto unanswered = time_since_answer(c->number());
       if (unanswered > in_->options.lost_after / 2)
-        who += "; its host has answered nothing for " + seconds(unanswered) +
+        who += "; its host has answered nothing for " + silence_text(unanswered) +
                " and may be lost, or the network between";
       else if (silent > in_->options.lost_after)
-        who += "; its host answers, but its process has said nothing for " + seconds(silent) +
+        who += "; its host answers, but its process has said nothing for " + silence_text(silent) +
                " and may be stopped (state T in ps)";
     }
   }

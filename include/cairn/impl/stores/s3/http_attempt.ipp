@@ -4,11 +4,13 @@
 #include <cairn/stores/s3/http_attempt.hpp>
 #include <cairn/stores/s3/http_call.hpp>
 #include <cairn/stores/s3/sigv4.hpp>
+#include <cairn/system/resend_pause.hpp>
 
 #include <curl/curl.h>
 #include <openssl/x509_vfy.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -35,6 +37,20 @@ CAIRN_BODY http_attempt::http_attempt(std::shared_ptr<http_call> call, const htt
 
 CAIRN_BODY http_attempt::~http_attempt() {
   free();
+}
+
+CAIRN_BODY bool http_attempt::connects_long() const noexcept {
+  constexpr auto first_pause = std::chrono::milliseconds(250);
+  if (sent_ || !socket_since_ || begun_again_ == 3) return false;
+  if (std::chrono::steady_clock::now() - *socket_since_ < first_pause * (1 << begun_again_)) return false;
+  curl_off_t connected = 0;
+  ::curl_easy_getinfo(easy_, CURLINFO_CONNECT_TIME_T, &connected);
+  return connected == 0;
+}
+
+CAIRN_BODY void http_attempt::begin_again() noexcept {
+  ++begun_again_;
+  socket_since_.reset();
 }
 
 CAIRN_BODY void http_attempt::conclude(CURLcode code) noexcept {
@@ -101,6 +117,8 @@ CAIRN_BODY void http_attempt::set_up(const http_settings& settings, bool fresh_c
   ::curl_easy_setopt(e, CURLOPT_HEADERDATA, this);
   ::curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, &http_attempt::on_answer);
   ::curl_easy_setopt(e, CURLOPT_WRITEDATA, this);
+  ::curl_easy_setopt(e, CURLOPT_SOCKOPTFUNCTION, &http_attempt::on_socket);
+  ::curl_easy_setopt(e, CURLOPT_SOCKOPTDATA, this);
   ::curl_easy_setopt(e, CURLOPT_PREREQFUNCTION, &http_attempt::on_send);
   ::curl_easy_setopt(e, CURLOPT_PREREQDATA, this);
   ::curl_easy_setopt(e, CURLOPT_PRIVATE, this);
@@ -179,6 +197,12 @@ CAIRN_BODY std::size_t http_attempt::on_header(char* data, std::size_t, std::siz
   } catch (...) {
     return 0;
   }
+}
+
+CAIRN_BODY int http_attempt::on_socket(void* self, curl_socket_t number, curlsocktype) noexcept {
+  static_cast<http_attempt*>(self)->socket_since_ = std::chrono::steady_clock::now();
+  send_again_after(number, std::chrono::milliseconds(50));
+  return CURL_SOCKOPT_OK;
 }
 
 CAIRN_BODY int http_attempt::on_send(void* self, char*, char*, int, int) noexcept {

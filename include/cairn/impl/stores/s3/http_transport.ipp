@@ -79,6 +79,7 @@ CAIRN_BODY void http_transport::serve() noexcept {
       drop([&](http_call& c) { return now >= (c.began_ ? c.until_ : c.latest); }, http_end::expired);
       next_check_ = now + std::chrono::milliseconds(50);
     }
+    connect_again();
     release_due(now);
     while (!urgent_.empty()) start_first(urgent_, now);
     while (!waiting_.empty() && in_turn() < window_.limit()) start_first(waiting_, now);
@@ -174,6 +175,19 @@ CAIRN_BODY void http_transport::start(std::shared_ptr<http_call> call, s3_clock:
       }
     } catch (...) {
     }
+    end_call(*call, http_end::unmade);
+  }
+}
+
+CAIRN_BODY void http_transport::connect_again() noexcept {
+  for (auto at = running_.begin(); at != running_.end();) {
+    const auto each = at++;
+    if (!(*each)->connects_long()) continue;
+    ::curl_multi_remove_handle(multi_, (*each)->easy());
+    (*each)->begin_again();
+    if (::curl_multi_add_handle(multi_, (*each)->easy()) == CURLM_OK) continue;
+    const auto call = (*each)->call();
+    running_.erase(each);
     end_call(*call, http_end::unmade);
   }
 }
