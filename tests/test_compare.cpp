@@ -13,9 +13,11 @@
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
 #include <support/faulty_store.hpp>
 #include <support/planner_conformance.hpp>
+#include <support/scratch_directory.hpp>
 #include <support/thread_ranks.hpp>
 
 #include <algorithm>
@@ -25,10 +27,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -384,6 +388,73 @@ TEST_CASE("a checkpoint is written for other ranks, and holds the same") {
             (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options);
           }).id() == cairn::error_id::storage_already_committed);
   }
+}
+
+/// A safetensors file of others with one number.
+std::vector<std::byte> file_with(const std::string& item, float value) {
+  cairn::safetensors_header header;
+  cairn::safetensors_entry entry;
+  entry.key = item, entry.type = dtype::f32, entry.shape = extents{1}, entry.end = sizeof value;
+  header.entries.push_back(entry);
+  auto bytes = cairn::encode_safetensors_header(header);
+  const auto data = std::as_bytes(std::span(&value, 1));
+  bytes.insert(bytes.end(), data.begin(), data.end());
+  return bytes;
+}
+
+TEST_CASE("of two models that follow each other under the names of their files no checkpoint is made") {
+  const cairn_test::scratch_directory directory;
+  cairn::file_store models{directory.path()};
+  const auto put = [&](const std::string& name, const std::string& item, float value) {
+    models.put_new(name, file_with(item, value));
+  };
+  put("a.safetensors", "a", 1);
+  put("b.safetensors", "b", 1);
+  put("next-a", "a", 2);
+  put("next-b", "b", 2);
+  const auto replace = [&] {
+    for (const std::string name : {"a", "b"})
+      REQUIRE(std::rename((directory.path() + "/next-" + name).c_str(),
+                          (directory.path() + "/" + name + ".safetensors").c_str()) == 0);
+  };
+  cairn::readable_checkpoint from(cairn::safetensors_files{directory.path()}.reader());
+  cairn::memory_store target;
+  SUBCASE("when the one was read, and the other not yet") {
+    cairn::reshard_options options;
+    options.ranks = 2;  // each has one of the numbers, and they are written one after the other
+    bool replaced = false;
+    options.progress = [&](std::uint64_t, std::uint64_t) {
+      if (!std::exchange(replaced, true)) replace();
+    };
+    const auto refused =
+        failure_of([&] { (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options); });
+    CHECK(replaced);
+    CHECK(refused.id() == cairn::error_id::corrupt_identity);
+    CHECK(cairn::safetensors_reader(cairn::any_store(target)).list().empty());
+  }
+  SUBCASE("when they were opened, and none was read yet") {
+    replace();
+    CHECK(failure_of([&] { (void)cairn::measure_checkpoint(from, {}); }).id() ==
+          cairn::error_id::corrupt_identity);
+  }
+}
+
+TEST_CASE("a resharding from a store without identities finds another header") {
+  cairn::memory_store models, target;
+  models.put_new("a.safetensors", file_with("a", 1));
+  models.put_new("b.safetensors", file_with("b", 1));
+  cairn::readable_checkpoint from(cairn::safetensors_files(models).reader());
+  cairn::reshard_options options;
+  options.ranks = 2;
+  bool replaced = false;
+  options.progress = [&](std::uint64_t, std::uint64_t) {
+    if (std::exchange(replaced, true)) return;
+    models.remove("b.safetensors");
+    models.put_new("b.safetensors", file_with("c", 2));
+  };
+  CHECK(failure_of([&] { (void)cairn::reshard_checkpoint(from, cairn::any_store(target), options); }).id() ==
+        cairn::error_id::corrupt_identity);
+  CHECK(cairn::safetensors_reader(cairn::any_store(target)).list().empty());
 }
 
 TEST_CASE("packed tensors whose rows fill no whole bytes are measured, compared and written like others") {

@@ -25,7 +25,8 @@ class readable_checkpoint {
  public:
   /// A checkpoint of cairn. @throws storage_error: storage_not_committed where there is none; corrupt_error
   readable_checkpoint(safetensors_reader reader, std::int64_t step);
-  /// What something else wrote; its step is 0. @throws storage_error, corrupt_error
+  /// What something else wrote; its step is 0. A file that is replaced or written again from now on ends what reads it with
+  /// corrupt_error (corrupt_identity), where the store tells that. @throws storage_error, corrupt_error
   explicit readable_checkpoint(foreign_reader files);
 
   /// What it holds, as long as this object lives.
@@ -41,6 +42,9 @@ class readable_checkpoint {
   /// The bytes of one chunk of an item as they are stored, of an item of bytes, too, verified. @pre the checkpoint is of
   /// cairn. @throws corrupt_error, storage_error
   [[nodiscard]] std::vector<std::byte> read_stored(std::uint32_t item, const stored_chunk& chunk);
+  /// Looks whether files that something else wrote are those that were opened: nothing else shows that they are of one model.
+  /// Nothing for a checkpoint of cairn. @throws corrupt_error (corrupt_identity), storage_error
+  void require_unchanged();
 
  private:
   std::int64_t step_ = 0;

@@ -39,6 +39,11 @@ CAIRN_BODY readable_checkpoint::readable_checkpoint(safetensors_reader reader, s
 
 CAIRN_BODY readable_checkpoint::readable_checkpoint(foreign_reader files) : files_(std::move(files)) {
   foreign_.emplace(files_->open(0, files_->fetch(0)));
+  require_unchanged();  // from here on each is known, also one that is read hours later
+}
+
+CAIRN_BODY void readable_checkpoint::require_unchanged() {
+  if (foreign_) files_->check_unchanged(*foreign_, deadline::never());
 }
 
 CAIRN_BODY const cairn::metadata& readable_checkpoint::metadata() const noexcept {
