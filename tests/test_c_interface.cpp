@@ -406,6 +406,35 @@ TEST_CASE("C: memory that moves can be rebound to its new address") {
   CHECK(value == 2.0);
 }
 
+TEST_CASE("C: memory that could not be rebound is not saved as it was before") {
+  const cairn_test::scratch_directory scratch;
+  std::vector<float> moved(8, 5.0f);
+  std::int64_t step = 0;
+  {
+    one_tensor trainer(scratch.path());
+    REQUIRE(cairn_resume(trainer.ckpt, &step) == 0);
+    CHECK(cairn_save(trainer.ckpt, 1) == 0);
+    // As a trainer does that checks resume, save and close alone.
+    CHECK(cairn_rebind(trainer.ckpt, "w", nullptr) == number(error_id::usage_bad_shape));
+    CHECK(cairn_save(trainer.ckpt, 2) == number(error_id::usage_bad_shape));
+    CHECK(told("item w"));
+    CHECK(cairn_rebind(trainer.ckpt, "weights", moved.data()) == number(error_id::usage_unknown_name));
+    CHECK(cairn_rebind(trainer.ckpt, "w", moved.data()) == 0);
+    CHECK(cairn_save(trainer.ckpt, 3) == number(error_id::usage_unknown_name));
+    CHECK(told("item weights"));
+    CHECK(cairn_close(&trainer.ckpt) == 0);
+  }
+  {
+    one_tensor trainer(scratch.path());
+    CHECK(cairn_rebind(trainer.ckpt, "w", nullptr) == number(error_id::usage_bad_shape));
+    CHECK(cairn_resume(trainer.ckpt, &step) == number(error_id::usage_bad_shape));
+    CHECK(cairn_rebind(trainer.ckpt, "w", moved.data()) == 0);
+    CHECK(cairn_resume(trainer.ckpt, &step) == 0);
+    CHECK(step == 1);
+    CHECK(cairn_save(trainer.ckpt, 4) == 0);
+  }
+}
+
 TEST_CASE("C: the message describes this thread's last failure") {
   CHECK(cairn_save(nullptr, 1) != 0);
   CHECK(told("cairn_close"));

@@ -18,7 +18,8 @@
 // by 100 tells who can act: 1 usage, 2 plan, 3 storage, 4 corrupt, 5 timeout, 6 peer (docs/errors.md).
 // cairn_error_message() has the sentence. Why opening failed is told again by every call on the null that it
 // gave, on the thread that opened and until it opens again; a registration that failed is told again by
-// cairn_resume and cairn_save. So a trainer that checks these two and cairn_close misses nothing.
+// cairn_resume and cairn_save, and so is a cairn_rebind, until one with this name succeeds. So a trainer that
+// checks these two and cairn_close misses nothing.
 //
 // Order. Register everything before cairn_resume, resume before the first save; another order is refused with
 // 113 (usage_wrong_order). Every call on a null checkpointer is refused with 107 (usage_closed).
@@ -102,7 +103,8 @@ int cairn_value(cairn_checkpointer* ckpt, const char* name, void* memory, cairn_
 int cairn_bytes(cairn_checkpointer* ckpt, const char* name, void* memory, size_t size, unsigned flags);
 
 /// The new address of an item, for memory that moves. Sizes and types stay as they were registered. The old
-/// memory must stay until an overlapped save has copied it: call cairn_before_update before it is freed.
+/// memory must stay until an overlapped save has copied it: call cairn_before_update before it is freed. Where it
+/// fails, nothing is saved until it succeeds for this name: the old memory is not what the item holds.
 int cairn_rebind(cairn_checkpointer* ckpt, const char* name, void* memory);
 
 /// Restores all items from the newest checkpoint that loads, on any number of ranks, and writes the count of

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <new>
 #include <span>
@@ -91,6 +92,7 @@ struct cairn_checkpointer {
   cairn::state_dict state = {};
   std::deque<cairn::detail::c_bytes> bytes = {};  ///< at stable addresses, which the state refers to
   std::exception_ptr failed_registration = nullptr;
+  std::map<std::string, std::exception_ptr> failed_rebinds = {};  ///< by the name that was given
   bool resumed = false;
 };
 
@@ -216,7 +218,7 @@ inline void c_value(state_dict& state, const char* name, void* memory, dtype typ
   }
 }
 
-inline void c_rebind(cairn_checkpointer& c, const char* name, void* memory) {
+inline void c_rebind_item(cairn_checkpointer& c, const char* name, void* memory) {
   if (name == nullptr) fail(error_id::usage_bad_name, "the name of an item is null");
   const auto* entry = c.state.find(name);
   if (entry != nullptr && entry->kind == item_kind::bytes) {
@@ -234,9 +236,22 @@ inline void c_rebind(cairn_checkpointer& c, const char* name, void* memory) {
   c.state.rebind(name, contiguous_view(memory, entry->type, extents{entry->elements}));
 }
 
+/// Keeps its failure for resume and save, until it succeeds: they would take the item's old memory for what it holds now.
+inline void c_rebind(cairn_checkpointer& c, const char* name, void* memory) {
+  const auto kept = c.failed_rebinds.try_emplace(name != nullptr ? name : "").first;
+  try {
+    c_rebind_item(c, name, memory);
+  } catch (...) {
+    kept->second = std::current_exception();
+    throw;
+  }
+  c.failed_rebinds.erase(kept);
+}
+
 /// What resume and save find before they begin.
 inline void c_check_registrations(const cairn_checkpointer& c) {
   if (c.failed_registration != nullptr) std::rethrow_exception(c.failed_registration);
+  if (!c.failed_rebinds.empty()) std::rethrow_exception(c.failed_rebinds.begin()->second);
 }
 
 }  // namespace detail
