@@ -805,6 +805,34 @@ TEST_CASE("two states resume at the newest step that both have and that loads in
   }
 }
 
+TEST_CASE(
+    "the one checkpoint that a run of two states keeps stays where the other directory is another one") {
+  const scratch_directory directory;
+  const auto root = directory.path();
+  {
+    actor_critic run(root, {}, 1);
+    CHECK_FALSE(run.resume().has_value());
+    for (const std::int64_t step : {10, 20}) {
+      run.set(step);
+      run.policy.save(run.policy_state, step).wait();
+      run.critic.save(run.critic_state, step).wait();
+    }
+  }
+  std::filesystem::rename(root + "/critic", root + "/elsewhere");  // as a disk that is not mounted
+  {
+    actor_critic run(root, {}, 1);
+    CHECK(run.policy.list() == steps{20});
+    check_says(error_of([&] { static_cast<void>(run.resume()); }),
+               {"storage.nothing_loads|", "1 from step 20 to 20; none", "mounted"});
+    CHECK(run.policy.list() == steps{20});
+  }
+  std::filesystem::remove_all(root + "/critic");
+  std::filesystem::rename(root + "/elsewhere", root + "/critic");
+  actor_critic run(root, {}, 1);
+  REQUIRE(run.resume() == 20);
+  CHECK(run.holds(20));
+}
+
 namespace {
 /// A state of a run that has several, over a store whose calls can be disturbed.
 struct disturbed_part {

@@ -16,6 +16,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +25,8 @@
 
 namespace cairn {
 inline namespace v1 {
+
+struct resumable;
 
 namespace detail {
 /// What options of a load say together.
@@ -271,6 +274,7 @@ class checkpointer_base {
   [[nodiscard]] std::string describe() const { return engine_.here().describe(); }
 
  protected:
+  friend std::optional<std::int64_t> resume_together(std::initializer_list<resumable> states);
   checkpointer_base() noexcept = default;
   explicit checkpointer_base(detail::engine_owner made) noexcept : engine_(std::move(made)) {}
   checkpointer_base(checkpointer_base&&) noexcept = default;

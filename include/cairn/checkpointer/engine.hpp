@@ -64,6 +64,8 @@ class engine {
   [[nodiscard]] stored_items items(std::int64_t step);
   void annotate(const cairn::annotations& said);
   [[nodiscard]] cairn::annotations annotations(std::int64_t step);
+  /// The bytes of the manifest of a checkpoint of the store.
+  [[nodiscard]] std::vector<std::byte> manifest(std::int64_t step);
   /// `allocate(elements)` gives memory for elements of a dtype.
   void read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
                  function_ref<void*(std::size_t)> allocate);

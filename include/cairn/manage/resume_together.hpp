@@ -27,11 +27,13 @@ struct resumable {
 /// Passes over damaged checkpoints as resume() does. Quarantines newer checkpoints that only some
 /// directories have (because the run ended between two commits, or one is damaged), so that the run can save
 /// these steps again. One that all have and that could not be read stays, as with resume(). If the run ended before its first step was committed everywhere, it quarantines that step as
-/// well and returns nothing. Waits for saves of an earlier run in each directory as resume() does, and counts
+/// well and returns nothing: the only one that there is, and the first save of its run. Waits for saves of an earlier run in each directory as resume() does, and counts
 /// what they commit meanwhile.
 ///
 /// Collective: all ranks, with the same checkpointers in the same order.
-/// @throws storage_error (storage_nothing_loads) if there are several checkpoints but no step is in all
+/// Where they have keep_last(n), n is 2 or more: a run that ends between two commits has its newest in one alone.
+///
+/// @throws storage_error (storage_nothing_loads) if there are checkpoints, not of a first save alone, but no step is in all
 /// directories, and what resume() throws. The contents of the states are unspecified then.
 std::optional<std::int64_t> resume_together(std::initializer_list<resumable> states);
 

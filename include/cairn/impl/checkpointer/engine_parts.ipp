@@ -258,6 +258,10 @@ CAIRN_BODY void engine::annotate(const cairn::annotations& said) {
 CAIRN_BODY cairn::annotations engine::annotations(std::int64_t step) {
   return in_->loads.annotations(step);
 }
+CAIRN_BODY std::vector<std::byte> engine::manifest(std::int64_t step) {
+  return read_once(
+      in_->group, [&] { return in_->services->reader().fetch(step); }, in_->peer_deadline());
+}
 CAIRN_BODY void engine::read_item(std::string_view name, std::int64_t step, dtype type, load_request request,
                                   function_ref<void*(std::size_t)> allocate) {
   in_->loads.read_item(std::string(name), step, type, std::move(request), allocate);

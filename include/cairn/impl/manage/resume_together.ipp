@@ -2,10 +2,15 @@
 #pragma once
 #include <cairn/checkpointer/checkpointer_base.hpp>
 #include <cairn/manage/resume_together.hpp>
+#include <cairn/model/save_context.hpp>
+#include <cairn/storage/manifest/manifest.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -16,6 +21,21 @@
 
 namespace cairn {
 inline namespace v1 {
+
+namespace detail {
+
+/// Whether a run saved this checkpoint before any other. One that had saved others keeps no more than this where it has
+/// keep_last(1). A manifest that cannot be read does not tell.
+[[nodiscard]] inline bool is_first_of_run(const std::vector<std::byte>& manifest_bytes, std::int64_t step) {
+  try {
+    const auto m = open_manifest(manifest_bytes, manifest_key(step));
+    return save_count_of(m.run, m.step, m.attempt) == 1;
+  } catch (const corrupt_error&) {
+    return false;
+  }
+}
+
+}  // namespace detail
 
 CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<resumable> states) {
   std::vector<std::vector<std::int64_t>> lists;
@@ -61,17 +81,27 @@ CAIRN_BODY std::optional<std::int64_t> resume_together(std::initializer_list<res
         common, [&](std::int64_t s) { return (!step || s > *step) && !detail::contains(known, s); });
     if (!grew) break;
   }
-  if (!step && common.empty() && all.size() > 1) {
+  // That of a run which ended in its first save is the only one, and is saved again.
+  const auto ended_in_first_save = [&] {
+    auto steps = lists.begin();
+    for (const auto& each : states)
+      for (const auto s : *steps++)
+        if (!detail::is_first_of_run(each.checkpointer.engine_.open().manifest(s), s)) return false;
+    return true;
+  };
+  if (!step && common.empty() && !all.empty() && (all.size() > 1 || !ended_in_first_save())) {
     std::string text;
     for (const auto& steps : lists)
       text += (text.empty() ? "" : "; ") +
               (steps.empty() ? std::string("none")
                              : std::to_string(steps.size()) + " from step " + std::to_string(steps.front()) +
                                    " to " + std::to_string(steps.back()));
-    fail(error_id::storage_nothing_loads,
-         "checkpoints exist and no step is in all of the directories; no checkpoint was changed; "
-         "load(state, step) what each of them has, or choose other directories to begin anew: " +
-             text);
+    fail(
+        error_id::storage_nothing_loads,
+        "checkpoints exist and no step is in all of the directories; no checkpoint was changed; look whether "
+        "each is the right one, and mounted, load(state, step) what each of them has, or choose other "
+        "directories to begin anew: " +
+            text);
   }
   // As things are now: a step that resume() has moved aside in one directory must not stay in another, or the
   // next save of it would commit in the one alone. What all still have only could not be read, and may be intact.
