@@ -417,6 +417,17 @@ TEST_CASE("a checkpoint stays if any policy keeps it") {
     }
     const cairn::any_storage storage(cairn::safetensors_storage{store});
     const auto policy = cairn::keep_every(4) | cairn::keep_best("loss", 2);
+    // A slip of the pen keeps none: all but the newest would go.
+    try {
+      (void)cairn::prune(storage, cairn::keep_every(4) | cairn::keep_best("los", 2),
+                         {.remove = true, .live_seconds = 0});
+      FAIL("a prune by an annotation that no checkpoint has was carried out");
+    } catch (const cairn::usage_error& e) {
+      CHECK(e.id() == cairn::error_id::usage_unknown_name);
+      CHECK(e.fields().item == "los");
+      CHECK(std::string(e.what()).find("near it: loss") != std::string::npos);
+    }
+    CHECK(cairn::checkpointer{store, quiet}.list() == steps{1, 2, 3, 4, 5, 6, 7, 8});
     const auto would = cairn::prune(storage, policy);
     std::vector<std::string> why;
     for (const auto& c : would.checkpoints) {
@@ -1230,6 +1241,14 @@ class two_runs {
     const auto resumed = storage.writer().restarts();
     told_ +=
         " prune " + std::to_string(as.keep) + "," + std::to_string(as.every) + "," + std::to_string(as.best);
+    if (as.best != 0 && !before.empty() && std::none_of(before.begin(), before.end(), [&](auto s) {
+          const auto loss = losses_.find(s);
+          return loss != losses_.end() && loss->second == loss->second;
+        })) {
+      CHECK_THROWS_AS((void)cairn::prune(storage, policy, {.remove = true}), cairn::usage_error);
+      if (reader_.list() != before) wrong_ = "prune removes by a loss that none has";
+      return;
+    }
     const auto report = cairn::prune(storage, policy, {.remove = roll(4) != 0});
     auto there = reader_.list();
     std::set<std::int64_t> all(before.begin(), before.end());

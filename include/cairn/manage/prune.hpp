@@ -55,7 +55,8 @@ struct prune_report {
 ///   cairn::safetensors_storage storage{cairn::file_store{"checkpoints"}};
 ///   cairn::prune(cairn::any_storage(storage), cairn::keep_last(3) | cairn::keep_every(1000), {.remove = true});
 ///
-/// @throws usage_error (usage_bad_option) where the policy is empty; storage_error
+/// @throws usage_error: usage_bad_option where the policy is empty; usage_unknown_name where a keep_best names an annotation that
+/// is a number in no checkpoint, and nothing was removed; storage_error
 prune_report prune(const any_storage& storage, const retention_policy& policy,
                    const prune_options& options = {});
 

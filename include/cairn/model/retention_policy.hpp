@@ -121,6 +121,8 @@ class retention_policy {
   }
   /// True if it asks for annotations or times, which are in manifests.
   [[nodiscard]] bool asks_manifests() const noexcept { return !best_.empty() || seconds_.has_value(); }
+  /// Each keep_best.
+  [[nodiscard]] const std::vector<keep_best>& bests() const noexcept { return best_; }
 
   /// Why each of these stays, such as "one of the last 3"; empty where no policy keeps it. `line`: in the order
   /// in which they came to be. `now`: in seconds since 1970.

@@ -8,12 +8,14 @@
 #include <cairn/model/record.hpp>
 #include <cairn/model/retention_policy.hpp>
 #include <cairn/model/save_context.hpp>
+#include <cairn/plan/near_names.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
+#include <cairn/system/finite.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -76,6 +78,31 @@ inline prune_listing list_for_prune(any_reader reader, const prune_options& opti
   return all;
 }
 
+/// @throws usage_error (usage_unknown_name) where a keep_best names an annotation that is a number in none of the checkpoints
+/// whose manifests can be read: a slip of the pen, by which all but the newest would go
+inline void require_annotations(const retention_policy& policy, const prune_listing& all) {
+  std::vector<std::string> names;
+  bool any = false;
+  for (const auto& about : all.line) {
+    any = any || about.readable;
+    for (const auto& said : about.annotations)
+      if (const auto number = said.value.number(); number && !is_nan(*number)) names.push_back(said.name);
+  }
+  detail::sort(names);
+  detail::erase_repeated(names);
+  for (const auto& rule : policy.bests()) {
+    if (!any || detail::contains(names, rule.name)) continue;
+    near_names similar(rule.name);
+    for (const auto& name : names) similar.offer(name);
+    const auto near = similar.text();
+    fail(error_id::usage_unknown_name,
+         "no checkpoint has a number in the annotation that is to say which are the best; nothing was "
+         "removed" +
+             (near.empty() ? std::string() : "; near it: " + near),
+         {.item = rule.name});
+  }
+}
+
 }  // namespace detail
 
 CAIRN_BODY prune_report prune(const any_storage& storage, const retention_policy& policy,
@@ -89,6 +116,7 @@ CAIRN_BODY prune_report prune(const any_storage& storage, const retention_policy
   auto writer = storage.writer();
   // First: what is noted later is of runs that see what is listed.
   auto all = detail::list_for_prune(reader, options);
+  detail::require_annotations(policy, all);
   const auto now = static_cast<std::int64_t>(std::time(nullptr));
   const auto reasons = policy.reasons(all.line, now);
   const auto pinned = writer.pinned();
