@@ -460,6 +460,19 @@ TEST_CASE("a checkpoint stays if any policy keeps it") {
   }
 }
 
+TEST_CASE("keep_best by an annotation that no checkpoint has says so once, before something goes") {
+  for (const std::string name : {"Loss", "loss"}) {
+    std::vector<std::string> told;
+    cairn::checkpointer ckpt{cairn::memory_store{}, cairn::keep_last(2) | cairn::keep_best(name, 1),
+                             warning_ear{&told}, quiet};
+    save_steps(ckpt, 5, [](std::int64_t step) {
+      return step > 1 ? std::optional<cairn::annotation_value>(step) : std::nullopt;
+    });
+    CHECK(told.size() == (name == "Loss" ? 1 : 0));
+    for (const auto& each : told) CHECK(each.find("a number in the annotation Loss:") != std::string::npos);
+  }
+}
+
 TEST_CASE(
     "a policy asks again for a manifest that the store did not give, and reads at most 64 at a commit") {
   cairn::memory_store store;

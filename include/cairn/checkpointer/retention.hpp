@@ -94,6 +94,8 @@ class retention {
   struct choice {
     std::vector<std::int64_t> remove;       ///< the oldest first
     std::vector<std::int64_t> other_lines;  ///< steps that are not in the line and were not reported before
+    /// Annotations by which the policy keeps nothing, and something goes; only the first time.
+    std::vector<std::string> missing_annotations;
   };
   /// How many checkpoints this run has committed. Asked before they are listed.
   [[nodiscard]] std::uint64_t commits() {
@@ -121,6 +123,10 @@ class retention {
     for (std::size_t i = 0; i < line_.size(); ++i)
       if (reasons[i].empty() && line_[i] < newest_ && line_[i] != base_step_)
         chosen.remove.push_back(line_[i]);
+    if (!chosen.remove.empty() && !annotations_reported_) {
+      chosen.missing_annotations = policy_.missing_annotations(line);
+      annotations_reported_ = !chosen.missing_annotations.empty();
+    }
     for (const auto s : there)
       if (!has_step(line_, s) && !is_under_way(s) && !has_step(reported_, s)) {
         reported_.push_back(s);
@@ -179,6 +185,7 @@ class retention {
   std::optional<std::int64_t> base_step_;
   std::int64_t newest_ = -1;  ///< committed last
   std::uint64_t commits_ = 0;
+  bool annotations_reported_ = false;
 };
 
 }  // namespace detail

@@ -121,8 +121,10 @@ class retention_policy {
   }
   /// True if it asks for annotations or times, which are in manifests.
   [[nodiscard]] bool asks_manifests() const noexcept { return !best_.empty() || seconds_.has_value(); }
-  /// Each keep_best.
-  [[nodiscard]] const std::vector<keep_best>& bests() const noexcept { return best_; }
+  /// The annotations by which a keep_best chooses, and which are a number in none of these checkpoints, so that it keeps
+  /// nothing; none where no manifest could be read.
+  [[nodiscard]] std::vector<std::string> missing_annotations(
+      const std::vector<retained_checkpoint>& line) const;
 
   /// Why each of these stays, such as "one of the last 3"; empty where no policy keeps it. `line`: in the order
   /// in which they came to be. `now`: in seconds since 1970.

@@ -90,6 +90,9 @@ class policy_retaining final : public retaining {
         retention_.choose(listing.steps(), static_cast<std::int64_t>(std::time(nullptr)), commits);
     warn_of_other_lines(chosen.other_lines);
     if (chosen.remove.empty()) return;
+    for (const auto& name : chosen.missing_annotations)
+      reporter_.warned("no checkpoint of this run has a number in the annotation " + name +
+                       ": keep_best keeps none, and older ones go; annotate() before save(), with this name");
     const span_note span(journal, span_kind::remove);
     const auto pinned = writer_.pinned();
     for (const auto old : chosen.remove)

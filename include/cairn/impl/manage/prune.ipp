@@ -15,7 +15,6 @@
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
-#include <cairn/system/finite.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -81,26 +80,20 @@ inline prune_listing list_for_prune(any_reader reader, const prune_options& opti
 /// @throws usage_error (usage_unknown_name) where a keep_best names an annotation that is a number in none of the checkpoints
 /// whose manifests can be read: a slip of the pen, by which all but the newest would go
 inline void require_annotations(const retention_policy& policy, const prune_listing& all) {
+  const auto missing = policy.missing_annotations(all.line);
+  if (missing.empty()) return;
+  near_names similar(missing.front());
   std::vector<std::string> names;
-  bool any = false;
-  for (const auto& about : all.line) {
-    any = any || about.readable;
-    for (const auto& said : about.annotations)
-      if (const auto number = said.value.number(); number && !is_nan(*number)) names.push_back(said.name);
-  }
+  for (const auto& about : all.line)
+    for (const auto& said : about.annotations) names.push_back(said.name);
   detail::sort(names);
   detail::erase_repeated(names);
-  for (const auto& rule : policy.bests()) {
-    if (!any || detail::contains(names, rule.name)) continue;
-    near_names similar(rule.name);
-    for (const auto& name : names) similar.offer(name);
-    const auto near = similar.text();
-    fail(error_id::usage_unknown_name,
-         "no checkpoint has a number in the annotation that is to say which are the best; nothing was "
-         "removed" +
-             (near.empty() ? std::string() : "; near it: " + near),
-         {.item = rule.name});
-  }
+  for (const auto& name : names) similar.offer(name);
+  const auto near = similar.text();
+  fail(error_id::usage_unknown_name,
+       "no checkpoint has a number in the annotation that is to say which are the best; nothing was removed" +
+           (near.empty() ? std::string() : "; near it: " + near),
+       {.item = missing.front()});
 }
 
 }  // namespace detail

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,30 @@ CAIRN_BODY void retention_policy::check() const {
          {.got = std::to_string(*seconds_)});
 }
 
+namespace detail {
+/// Nothing where a checkpoint has no number in this annotation.
+[[nodiscard]] inline std::optional<double> annotated_number(const retained_checkpoint& of,
+                                                            std::string_view name) {
+  const auto* said = of.annotations.find(name);
+  const auto value = said != nullptr ? said->number() : std::nullopt;
+  return value && !is_nan(*value) ? value : std::nullopt;
+}
+}  // namespace detail
+
+CAIRN_BODY std::vector<std::string> retention_policy::missing_annotations(
+    const std::vector<retained_checkpoint>& line) const {
+  std::vector<std::string> names;
+  for (const auto& rule : best_) {
+    bool any_readable = false, found = false;
+    for (const auto& each : line) {
+      any_readable = any_readable || each.readable;
+      found = found || detail::annotated_number(each, rule.name);
+    }
+    if (any_readable && !found) names.push_back(rule.name);
+  }
+  return names;
+}
+
 CAIRN_BODY std::vector<std::string> retention_policy::reasons(const std::vector<retained_checkpoint>& line,
                                                               std::int64_t now) const {
   std::vector<std::string> why(line.size());
@@ -73,9 +98,7 @@ CAIRN_BODY std::vector<std::string> retention_policy::reasons(const std::vector<
     detail::vector<std::pair<double, std::size_t>> found;
     for (std::size_t i = 0; i < line.size(); ++i) {
       if (!line[i].readable) keep(i, "its manifest cannot be read");
-      const auto* said = line[i].annotations.find(rule.name);
-      const auto value = said != nullptr ? said->number() : std::nullopt;
-      if (value && !detail::is_nan(*value))
+      if (const auto value = detail::annotated_number(line[i], rule.name))
         found.push_back({rule.order == best::lowest ? *value : -*value, line.size() - i});
     }
     detail::sort(found);
