@@ -755,6 +755,55 @@ TEST_CASE("a job that is started more often than a save names runs goes on from 
   }
   CHECK(start(0) == held);
 }
+/// A job with one tensor, which ends without close(), as a process that is killed.
+struct small_job {
+  job_places places;
+  std::vector<float> w = std::vector<float>(1000);
+  cairn::state_dict state;
+  small_job() { state.tensor("w", w, {1000}); }
+  [[nodiscard]] auto start(std::uint64_t every = 1000) {
+    return cairn::checkpointer{cairn::file_store{places.store.path()}, cairn::local_tier{places.tier()},
+                               cairn::persist{.every = every},
+                               cairn::checkpointer_options{.max_restarts = 0, .quiet = true}};
+  }
+  void save(auto& ckpt, std::int64_t step, float value) {
+    std::fill(w.begin(), w.end(), value);
+    const auto save = ckpt.save(state, step);
+    save.wait_held();
+    save.wait();
+  }
+};
+TEST_CASE("a step that was saved again is not given up for the checkpoint that the store has of it") {
+  for (const bool same_run : {false, true}) {
+    CAPTURE(same_run);
+    small_job job;
+    {
+      auto ckpt = job.start(2);
+      job.save(ckpt, 1, 1.0F);
+      job.save(ckpt, 2, 2.0F);  // the store has it
+      job.save(ckpt, 3, 3.0F);
+      job.save(ckpt, 4, 4.0F);  // the store has it
+      if (same_run) {
+        ckpt.load(job.state, 2);
+        job.save(ckpt, 4, 40.0F);
+      }
+    }
+    if (!same_run) {
+      auto ckpt = job.start();
+      ckpt.load(job.state, 2);
+      job.save(ckpt, 4, 40.0F);
+    }
+    {
+      auto ckpt = job.start();
+      CHECK(ckpt.resume(job.state) == 4);
+      CHECK(job.w.front() == 40.0F);
+      ckpt.close();  // nothing is left to do
+    }
+    auto ckpt = job.start();
+    CHECK(ckpt.resume(job.state) == 4);
+    CHECK(job.w.front() == 40.0F);
+  }
+}
 struct told_kinds {
   using cairn_role = cairn::role::observer;
   std::shared_ptr<std::vector<cairn::observation::event>> kinds;

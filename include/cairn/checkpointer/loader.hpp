@@ -154,10 +154,10 @@ class loader {
         if (from_tier) report.sources = tier_->sources(*step);
         if (tier_ != nullptr) tier_->loaded(*step, from_tier, peers());
         report.from_tier = from_tier;
-        store_has_resumed_ = !from_tier || has_step(steps, *step);
+        store_has_resumed_ = !from_tier || (has_step(steps, *step) && tier_->is_in_store(*step, peers()));
         newest_stored_.reset();
-        for (const auto stored : steps)
-          if (stored <= *step) newest_stored_ = stored;  // the newer ones did not load
+        for (const auto stored : steps)  // the newer ones did not load
+          if (stored < *step || (stored == *step && store_has_resumed_)) newest_stored_ = stored;
         if (store_has_resumed_) services_->found_in_store(*step);
         services_->set_base_step(*step, std::move(lease));
         services_->report().loaded(*step, report);

@@ -67,6 +67,8 @@ class tier_loads {
                                                         deadline rebuilt_until) = 0;
   [[nodiscard]] virtual bool find_other_sources(std::int64_t step, deadline until) = 0;
   virtual void refused(std::int64_t step) = 0;
+  /// Whether the store's checkpoint of such a step is this save, and not another one that has its number. Collective.
+  [[nodiscard]] virtual bool is_in_store(std::int64_t step, deadline until) = 0;
   virtual void loaded(std::optional<std::int64_t> step, bool from_tier, deadline until) noexcept = 0;
   [[nodiscard]] virtual std::optional<tier_base> take_base() noexcept = 0;
   [[nodiscard]] virtual std::string sources(std::int64_t step) const = 0;

@@ -104,6 +104,18 @@ class tier_recovery final : public tier_loads {
     found_.erase(found_.begin() + (&which - found_.data()));
   }
 
+  [[nodiscard]] bool is_in_store(std::int64_t step, deadline until) override {
+    const auto look = [&] {
+      bool is = false;
+      try {
+        is = tier_->is_stored_as(newest_of(step), services_->reader().fetch(step));
+      } catch (const error&) {  // then the store is to get it
+      }
+      return std::vector<std::byte>{std::byte{is}};
+    };
+    return read_once(group_, look, until).at(0) != std::byte{0};
+  }
+
   /// The job goes on from this step of the store, or, `from`, of the tier; nothing: it begins. Collective where the tier
   /// is in several places.
   void loaded(std::optional<std::int64_t> step, bool from_tier, deadline until) noexcept override {

@@ -112,6 +112,12 @@ class image_tier {
   [[nodiscard]] virtual std::vector<held_step> held(std::vector<std::string>& damaged) = 0;
   /// A reader of this save alone. @throws corrupt_error, storage_error
   [[nodiscard]] virtual any_reader reader(const held_step& which) = 0;
+  /// Whether a checkpoint of the store, whose manifest this is, is this save, and not another one of its step. Called by rank
+  /// 0. Where a tier does not tell, the store is to get the save.
+  [[nodiscard]] virtual bool is_stored_as(const held_step& which, std::span<const std::byte> manifest) {
+    static_cast<void>(which), static_cast<void>(manifest);
+    return false;
+  }
   /// This rank's image of a save; nothing where it is held no more. Any thread. @throws corrupt_error, storage_error
   [[nodiscard]] virtual std::optional<held_image> image(const held_step& which) = 0;
   /// Calls `call`, which must not throw and is quick, for each save that this rank holds from now on, in the thread

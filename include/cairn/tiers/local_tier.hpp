@@ -7,9 +7,11 @@
 #include <cairn/tiers/tier_files.hpp>
 #include <cairn/tiers/tier_stager.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,6 +69,7 @@ class local_tier final : public spread_tier {
   [[nodiscard]] any_writer writer() override;
   [[nodiscard]] std::vector<held_step> held(std::vector<std::string>& damaged) override;
   [[nodiscard]] any_reader reader(const held_step& which) override;
+  [[nodiscard]] bool is_stored_as(const held_step& which, std::span<const std::byte> stored) override;
   [[nodiscard]] std::optional<held_image> image(const held_step& which) override;
   void when_held(detail::callback<void(const held_step&)> call) override;
   void withdraw(const held_step& which) override;

@@ -7,6 +7,7 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/stage/memory_limits.hpp>
 #include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
@@ -121,6 +122,14 @@ CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& dam
 CAIRN_BODY any_reader local_tier::reader(const held_step& which) {
   return any_reader(detail::held_reader(
       detail::held_store(slots_->directory().path(), which, slots_->directory().held_names())));
+}
+CAIRN_BODY bool local_tier::is_stored_as(const held_step& which, std::span<const std::byte> stored) {
+  try {
+    const auto m = decode_manifest(stored, "the manifest of a step that is held, too");
+    return m.run == which.run && m.step == which.step && m.attempt == which.attempt;
+  } catch (const corrupt_error&) {  // the store does not have it whole
+    return false;
+  }
 }
 CAIRN_BODY std::optional<held_image> local_tier::image(const held_step& which) {
   auto& directory = slots_->directory();
