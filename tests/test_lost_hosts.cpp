@@ -604,6 +604,32 @@ TEST_CASE("a job may have another redundancy than it had where no piece of what 
   }
 }
 #endif
+// survives: no-redundancy
+TEST_CASE("a job that is started without the redundancy that it needs ends, and nothing is given up") {
+  for (const bool stored : {true, false}) {
+    CAPTURE(stored);
+    job j;
+    j.persist_every = stored ? 2 : 1000;
+    j.hosts = names_of(2, 2);
+    j.run(3);
+    j.lose("host1");
+    std::string why;
+    try {
+      model m(0, 1, false);
+      checkpointer ckpt{file_store{j.disk.path() + "/store"}, local_tier{j.tier("host0"), {.keep = 2}},
+                        persist{.every = 1000}, checkpointer_options{.max_restarts = 0, .quiet = true}};
+      static_cast<void>(ckpt.resume(m.state));
+    } catch (const usage_error& e) {
+      why = e.what();
+    }
+    for (const auto* part : {"usage.bad_option", "step 3", stored ? "from step 2" : "begin anew", "scavenge"})
+      CHECK_MESSAGE(why.find(part) != std::string::npos, why);
+    const auto again = j.run(4);
+    CHECK(again.resumed == 3);
+    CHECK(again.right == 2);
+    CHECK(again.from_tier);
+  }
+}
 // survives: nothing-to-write
 TEST_CASE("a rank that had nothing to write is lost with its host, and costs no step") {
   for (const bool on_disk : {false, true})

@@ -223,10 +223,12 @@ class tier_recovery final : public tier_loads {
       services_->report().warned(text);
       all += (all.empty() ? "" : "; ") + text;
     }
+    const auto left = spread_ == nullptr ? tier_->left_by_redundancy() : std::vector<held_step>();
     std::optional<run_id> newest;
-    if (!held_.empty() || spread_ != nullptr) newest = newest_run(stored);
+    if (!held_.empty() || !left.empty() || spread_ != nullptr) newest = newest_run(stored);
     const auto found = descending_from(newest, stored);
     if (spread_ != nullptr) look_at_incomplete(newest, stored, found, all);
+    refuse_without_redundancy(left, newest, stored, found);
     wire_writer out;
     out.put(std::string_view(all));
     out.put(static_cast<std::uint64_t>(found.size()));
@@ -270,27 +272,15 @@ class tier_recovery final : public tier_loads {
   /// be given up by beginning anew. @throws usage_error for pieces that another redundancy made
   void look_at_incomplete(const std::optional<run_id>& run, const std::vector<std::int64_t>& stored,
                           const std::vector<held_step>& found, std::string& reasons) {
-    std::optional<std::int64_t> newest;  // that can be had
-    if (!stored.empty()) newest = stored.back();
-    if (!found.empty()) newest = std::max(newest.value_or(found.back().step), found.back().step);
-    const auto is_superseded = [&](const held_step& h) {
-      return !knows_of(h, run) || detail::any_of(found, [&](const held_step& other) {
-        return !(other.run == h.run) && other.runs && detail::contains(*other.runs, h.run);
-      });
-    };
+    const auto newest = newest_to_have(stored, found);
     std::optional<spread_recovery::incomplete_save> left;
     for (auto& each : spread_->incomplete())
-      if ((!newest || each.which.step > *newest) && !is_superseded(each.which)) left = std::move(each);
+      if (is_wanted(each.which, run, newest, found)) left = std::move(each);
     if (!left) return;
     const auto step = "step " + std::to_string(left->which.step);
     if (!left->other.empty())
-      fail(error_id::usage_bad_option,
-           step + " in the local tiers lacks images that were lost, and " + left->other +
-               ". Nothing was given up. Where its sets do not fit the ranks any more, cairn-scavenge saves "
-               "the step to the store; to " +
-               (stored.empty() ? std::string("begin anew")
-                               : "go on from step " + std::to_string(stored.back()) + " of the store") +
-               " instead, remove the directories of the local tiers on all hosts");
+      fail(error_id::usage_bad_option, step + " in the local tiers lacks images that were lost, and " +
+                                           left->other + advice_without_pieces(stored));
     const auto text = step + " in the local tiers cannot be completed: " + left->why;
     if (newest || left->is_first) {
       services_->report().warned(text + "; it is given up when the job " +
@@ -298,6 +288,42 @@ class tier_recovery final : public tier_loads {
       return;
     }
     reasons += (reasons.empty() ? "" : "; ") + text + "; bring back a host that has them";
+  }
+  /// @throws usage_error for pieces that a redundancy made, where this job has none and what can be had is older
+  static void refuse_without_redundancy(const std::vector<held_step>& left, const std::optional<run_id>& run,
+                                        const std::vector<std::int64_t>& stored,
+                                        const std::vector<held_step>& found) {
+    const auto newest = newest_to_have(stored, found);
+    for (auto h = left.rbegin(); h != left.rend(); ++h)
+      if (is_wanted(*h, run, newest, found))
+        fail(error_id::usage_bad_option,
+             "step " + std::to_string(h->step) +
+                 " in the local tier lacks images that were on other hosts, and this job has not got the "
+                 "redundancy that made pieces of them: give it the partner_copies or parity that it had" +
+                 advice_without_pieces(stored));
+  }
+  [[nodiscard]] static std::string advice_without_pieces(const std::vector<std::int64_t>& stored) {
+    return ". Nothing was given up. Where its sets do not fit the ranks any more, cairn-scavenge saves the "
+           "step to the store; to " +
+           (stored.empty() ? std::string("begin anew")
+                           : "go on from step " + std::to_string(stored.back()) + " of the store") +
+           " instead, remove the directories of the local tiers on all hosts";
+  }
+  [[nodiscard]] static std::optional<std::int64_t> newest_to_have(const std::vector<std::int64_t>& stored,
+                                                                  const std::vector<held_step>& found) {
+    std::optional<std::int64_t> newest;
+    if (!stored.empty()) newest = stored.back();
+    if (!found.empty()) newest = std::max(newest.value_or(found.back().step), found.back().step);
+    return newest;
+  }
+  /// Whether a save that is not `found` is newer than what is.
+  [[nodiscard]] static bool is_wanted(const held_step& h, const std::optional<run_id>& run,
+                                      const std::optional<std::int64_t>& newest,
+                                      const std::vector<held_step>& found) {
+    return (!newest || h.step > *newest) && knows_of(h, run) &&
+           !detail::any_of(found, [&](const held_step& other) {
+             return !(other.run == h.run) && other.runs && detail::contains(*other.runs, h.run);
+           });
   }
   /// This run goes on from what `run` held, and from what led to that.
   void led_by(const run_id& run) {

@@ -110,6 +110,9 @@ class image_tier {
   /// `damaged` gets a sentence
   /// for each record that is there and cannot be read. @throws storage_error
   [[nodiscard]] virtual std::vector<held_step> held(std::vector<std::string>& damaged) = 0;
+  /// Saves of which this tier has pieces, and lacks images that were on other hosts: a job without the redundancy that made the
+  /// pieces cannot have them. Ascending by step. Called by rank 0. @throws storage_error
+  [[nodiscard]] virtual std::vector<held_step> left_by_redundancy() { return {}; }
   /// A reader of this save alone. @throws corrupt_error, storage_error
   [[nodiscard]] virtual any_reader reader(const held_step& which) = 0;
   /// Whether a checkpoint of the store, whose manifest this is, is this save, and not another one of its step. Called by rank

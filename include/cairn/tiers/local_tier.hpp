@@ -68,6 +68,7 @@ class local_tier final : public spread_tier {
   void keep_plan(std::uint64_t plan_digest, const metadata& stored) override;
   [[nodiscard]] any_writer writer() override;
   [[nodiscard]] std::vector<held_step> held(std::vector<std::string>& damaged) override;
+  [[nodiscard]] std::vector<held_step> left_by_redundancy() override;
   [[nodiscard]] any_reader reader(const held_step& which) override;
   [[nodiscard]] bool is_stored_as(const held_step& which, std::span<const std::byte> stored) override;
   [[nodiscard]] std::optional<held_image> image(const held_step& which) override;

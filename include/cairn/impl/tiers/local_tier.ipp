@@ -11,6 +11,7 @@
 #include <cairn/storage/manifest/record_format.hpp>
 #include <cairn/storage/safetensors/safetensors_layout.hpp>
 #include <cairn/storage/safetensors_reader.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/tiers/disk_image.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/held_store.hpp>
@@ -118,6 +119,34 @@ CAIRN_BODY any_writer local_tier::writer() {
 CAIRN_BODY std::vector<held_step> local_tier::held(std::vector<std::string>& damaged) {
   const auto& directory = slots_->directory();
   return detail::complete_saves(directory.path(), directory.held_names(), damaged);
+}
+CAIRN_BODY std::vector<held_step> local_tier::left_by_redundancy() {
+  const auto& directory = slots_->directory();
+  const auto held = directory.held_names();
+  std::vector<held_step> found;
+  for (const auto& each : directory.names()) {
+    const auto kept = detail::parse_kept_name(each);
+    if (!kept) continue;
+    // A rank of which there are other images of that run was here, and had no time for this one.
+    bool was_elsewhere = false;
+    for (std::int32_t rank = 0; rank < kept->world_size && !was_elsewhere; ++rank)
+      was_elsewhere = std::none_of(held.begin(), held.end(), [&](const detail::held_name& h) {
+        return h.run == kept->run && h.world_size == kept->world_size && h.rank == rank;
+      });
+    held_step which{kept->step, kept->run, kept->attempt, kept->world_size};
+    if (!was_elsewhere || detail::contains(found, which)) continue;
+    found.push_back(std::move(which));
+  }
+  for (auto& which : found)
+    for (const auto& h : held)
+      if (h.run == which.run && h.attempt == which.attempt && h.step == which.step && h.rank == 0) try {
+          const auto file = directory.path(to_string(h));
+          const auto bytes = detail::tier_file(file);
+          if (bytes) which.runs = detail::decode_held(*bytes, h, file).runs;
+        } catch (const corrupt_error&) {  // then nobody tells
+        }
+  detail::sort(found, [](const held_step& a, const held_step& b) { return a.step < b.step; });
+  return found;
 }
 CAIRN_BODY any_reader local_tier::reader(const held_step& which) {
   return any_reader(detail::held_reader(
