@@ -1236,6 +1236,29 @@ TEST_CASE("a save whose image somebody removes says so, and the next one is held
   });
   CHECK_MESSAGE(second.good(), second.text());
 }
+// survives: files-removed
+TEST_CASE("where all files of a tier are removed, or its directory, the saves that come later are held") {
+  for (const bool directory : {false, true}) {
+    CAPTURE(directory);
+    small_job job;
+    {
+      auto ckpt = job.start();
+      job.save(ckpt, 1, 1.0F);
+      job.save(ckpt, 2, 2.0F);
+      fs::remove_all(job.places.tier());
+      if (!directory) fs::create_directory(job.places.tier());
+      job.save(ckpt, 3, 3.0F);
+      job.save(ckpt, 4, 4.0F);
+      CHECK_THROWS_AS((void)job.start(), cairn::usage_error);  // it is in use
+    }
+    auto ckpt = job.start();
+    CHECK(ckpt.resume(job.state) == 4);
+    CHECK(job.w.front() == 4.0F);
+    job.save(ckpt, 5, 5.0F);
+    ckpt.close();
+    CHECK(left_in(job.places.tier()).empty());
+  }
+}
 TEST_CASE("plans that change with each save do not fill the memory") {
   scratch_directory memory("/dev/shm");
   process_ranks one(1);
@@ -2102,7 +2125,7 @@ TEST_CASE("a tier of one's own needs what the concept names, and is asked in its
     }
     ckpt.close();
   }
-  CHECK(*asked == std::vector<std::string>{"open 0", "from -1", "room 1", "plan", "end"});
+  CHECK(*asked == std::vector<std::string>{"open 0", "from -1", "room 1", "plan", "plan", "plan", "end"});
   cairn::checkpointer reads{store, cairn::read_only{}, cairn::checkpointer_options{.quiet = true}};
   CHECK(reads.list() == std::vector<std::int64_t>{2, 3});
 }

@@ -248,10 +248,7 @@ class held_saves final : public tier_saves {
     if (pieces_ != nullptr) pieces_->expect(job.context, whole);
     try {
       tell_base();
-      if (job.metadata != nullptr && job.metadata != planned_) {
-        tier_->keep_plan(plan_digest, *job.metadata);
-        planned_ = job.metadata;
-      }
+      if (job.metadata != nullptr) tier_->keep_plan(plan_digest, *job.metadata);
       job.writer = writer_;
       const auto progress = job.progress;
       try {
@@ -359,8 +356,7 @@ class held_saves final : public tier_saves {
       deadline::clock::now();  // the last save to the store, or the beginning
   std::shared_ptr<save_services> services_;
   any_writer writer_;
-  std::shared_ptr<const metadata> planned_;  // what the tier has of it
-  std::optional<tier_base> base_;            // of the saves to come, where they have none yet
+  std::optional<tier_base> base_;           // of the saves to come, where they have none yet
   bool store_has_all_ = false;              // that the tier holds, or will have it when close() has succeeded
   std::shared_ptr<save_progress> storing_;  // the save that went to the store last; null: it has ended
   // Where the store counts: whether it was waited for in vain, and what kept one before it from the store.

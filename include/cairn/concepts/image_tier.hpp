@@ -100,7 +100,7 @@ class image_tier {
   /// Called by rank 0, with what all ranks have to allocate together. @throws storage_error (storage_no_space,
   /// storage_limit, storage_out_of_memory) naming what is short.
   virtual void check_room(std::uint64_t bytes) = 0;
-  /// Called by rank 0 before the first save of this plan is held. @throws storage_error
+  /// Called by rank 0 before each save of this plan is held: somebody may have removed what was kept. @throws storage_error
   virtual void keep_plan(std::uint64_t plan_digest, const metadata& stored) = 0;
   /// A StorageWriter whose write() waits until the image is released and then holds it; the rest of it does
   /// nothing.

@@ -80,6 +80,9 @@ class tier_directory {
   void remove_of_others() const;
   /// See image_tier::open.
   void open(const tier_user& user);
+  /// Takes this rank's place again where somebody has removed its files, or the whole directory, such as systemd-logind when the
+  /// user logs out: nothing is held then. One thread at a time. @throws what open() throws
+  void come_back();
   [[nodiscard]] const tier_user& user() const noexcept { return user_; }
   [[nodiscard]] const std::string& path() const noexcept { return directory_; }
   [[nodiscard]] std::string path(const std::string& name) const { return directory_ + "/" + name; }
@@ -113,6 +116,7 @@ class tier_directory {
   bool make() const;
   void look_at_place();
   void check_job() const;
+  void take_rank();
   // Of a rank that opens this place first.
   void take_over(const std::string& mark);
   void put_durably(const std::string& temporary, const std::string& name,
@@ -120,6 +124,7 @@ class tier_directory {
   // On a disk, for files that were put, and for names.
   void sync_file(const std::string& path) const;
   void sync_names() const;
+  void sync_parent() const;
 
   const std::string directory_;
   const std::shared_ptr<tier_files> files_;

@@ -210,6 +210,9 @@ CAIRN_BODY void tier_directory::sync_file(const std::string& path) const {
 CAIRN_BODY void tier_directory::sync_names() const {
   if (on_disk_) files_->sync(directory_, -1);
 }
+CAIRN_BODY void tier_directory::sync_parent() const {
+  if (on_disk_) files_->sync(directory_.substr(0, std::max<std::size_t>(directory_.rfind('/'), 1)), -1);
+}
 CAIRN_BODY void tier_directory::put_durably(const std::string& temporary, const std::string& name,
                                             std::span<const std::byte> bytes) const {
   detail::put_durably(*files_, directory_, temporary, name, bytes, on_disk_);
@@ -247,19 +250,8 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
          "several hosts a local tier needs partner_copies or parity, and links between them (docs/tiers.md)",
          {.rank = user.rank, .file = directory_});
   look_at_place();
-  if (made && on_disk_)
-    files_->sync(directory_.substr(0, std::max<std::size_t>(directory_.rfind('/'), 1)), -1);
-  const auto own = path(numbered("rank-%05d.lock", user.rank));
-  alive_ = open_unforked(own);
-  if (!lock_by(alive_->get(), deadline::in(std::chrono::seconds(3))))
-    fail(error_id::usage_bad_option,
-         "another process is this rank of the local tier: give each job a directory of its own, and end the "
-         "job before it is started again",
-         {.rank = user.rank, .file = own});
-  // So that the others of this host can tell a rank of this run that was killed from one that this run has elsewhere.
-  if (::ftruncate(alive_->get(), 0) != 0 ||
-      ::pwrite(alive_->get(), mark.data(), mark.size(), 0) != static_cast<::ssize_t>(mark.size()))
-    fail_system(errno, "a file of the local tier could not be written: " + own);
+  if (made) sync_parent();
+  take_rank();
   choice_ = open_unforked(path("lock"));
   if (spread_) {
     const exclusion alone(*this, deadline::in(std::chrono::seconds(30)));
@@ -270,6 +262,29 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
   } else if (user.rank == 0) {
     take_over(mark);
   }
+}
+CAIRN_BODY void tier_directory::take_rank() {
+  const auto own = path(numbered("rank-%05d.lock", user_.rank));
+  auto lock = open_unforked(own);
+  if (!lock_by(lock->get(), deadline::in(std::chrono::seconds(3))))
+    fail(error_id::usage_bad_option,
+         "another process is this rank of the local tier: give each job a directory of its own, and end the "
+         "job before it is started again",
+         {.rank = user_.rank, .file = own});
+  // So that the others of this host can tell a rank of this run that was killed from one that this run has elsewhere.
+  const auto mark = run_name(user_.run);
+  if (::ftruncate(lock->get(), 0) != 0 ||
+      ::pwrite(lock->get(), mark.data(), mark.size(), 0) != static_cast<::ssize_t>(mark.size()))
+    fail_system(errno, "a file of the local tier could not be written: " + own);
+  const std::lock_guard guard(mutex_);
+  alive_ = std::move(lock);
+  known_.reset();
+}
+CAIRN_BODY void tier_directory::come_back() {
+  if (::access(path(numbered("rank-%05d.lock", user_.rank)).c_str(), F_OK) == 0 || errno != ENOENT) return;
+  if (make()) sync_parent();
+  if (first_here()) check_job();
+  take_rank();
 }
 CAIRN_BODY void tier_directory::take_over(const std::string& mark) {
   first_rank_ = user_.rank;
@@ -365,6 +380,9 @@ CAIRN_BODY void tier_directory::remove_pieces(function_ref<bool(const held_name&
 
 CAIRN_BODY void tier_directory::keep_plan(std::uint64_t plan_digest, const metadata& stored,
                                           std::size_t most) {
+  const bool is_last = !plans_.empty() && plans_.back() == plan_digest;
+  const auto is_there = [&](const std::string& name) { return ::access(path(name).c_str(), F_OK) == 0; };
+  if (is_last && is_there(plan_name(plan_digest)) && is_there(second_plan_name(plan_digest))) return;
   manifest m;
   m.plan_digest = plan_digest;
   m.content = stored;
@@ -376,7 +394,7 @@ CAIRN_BODY void tier_directory::keep_plan(std::uint64_t plan_digest, const metad
   put_durably("new-plan", plan_name(plan_digest), bytes);
   // A job whose plan changes with each save would fill the memory with plans. Those of saves that are not held
   // yet are among the last of them, as each has an image.
-  plans_.push_back(plan_digest);
+  if (!is_last) plans_.push_back(plan_digest);
   if (plans_.size() <= most) return;
   plans_.erase(plans_.begin());
   const auto there = names();

@@ -93,6 +93,7 @@ CAIRN_BODY bool tier_slots::linked(const slot& s) const noexcept {
 
 CAIRN_BODY std::optional<std::size_t> tier_slots::take(std::uint64_t bytes, deadline until) {
   const std::lock_guard lock(mutex_);
+  directory_.come_back();
   bytes_ = bytes;
   if (ready_) return std::exchange(ready_, std::nullopt);
   const tier_directory::exclusion alone(directory_, until);
