@@ -804,6 +804,25 @@ TEST_CASE("a step that was saved again is not given up for the checkpoint that t
     CHECK(job.w.front() == 40.0F);
   }
 }
+TEST_CASE("of a step that several runs saved, each of which went on from the last, the newest is resumed") {
+  small_job job;
+  {
+    auto ckpt = job.start();
+    job.save(ckpt, 7, 1.0F);
+  }
+  for (int run = 2; run <= 12; ++run) {
+    CAPTURE(run);
+    auto ckpt = job.start();
+    REQUIRE(ckpt.resume(job.state) == 7);
+    REQUIRE(job.w.front() == static_cast<float>(run - 1));
+    // Of those before it none is left, for which it could be given up.
+    int held = 0;
+    for (const auto& each : left_in(job.places.tier())) held += each.starts_with("held.");
+    CHECK(held == 1);
+    std::fill(job.w.begin(), job.w.end(), static_cast<float>(run));
+    ckpt.save(job.state, 7).wait_held();  // the store may have the step already, and refuse it
+  }
+}
 struct told_kinds {
   using cairn_role = cairn::role::observer;
   std::shared_ptr<std::vector<cairn::observation::event>> kinds;

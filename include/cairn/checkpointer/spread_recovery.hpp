@@ -37,8 +37,8 @@ class spread_recovery {
   /// Looks through all places: the first rank of each through its own. `reasons`: gets what cannot be read, on the first
   /// rank of the place, and, on rank 0, which plans are lost.
   void survey(std::string& reasons, deadline until);
-  /// The saves that are complete, or can be made so, as far as records tell; ascending by step, of one run as they were
-  /// saved. No message.
+  /// The saves that are complete, or can be made so, as far as records tell; ascending by step, of one step the newest
+  /// last. No message.
   [[nodiscard]] std::vector<held_step> found() const;
   /// A save of which the places hold something, and that is neither whole nor can be made so.
   struct incomplete_save {

@@ -150,6 +150,10 @@ class tier_recovery final : public tier_loads {
     if (group_.rank() != 0) return;
     try {
       if (spread_ == nullptr) {
+        // Earlier saves of the same step: who chooses an image cannot tell which of them is newer.
+        for (const auto& h : held_)
+          if (from != nullptr && h.step == from->step && !(h.run == from->run && h.attempt == from->attempt))
+            given_up_.push_back(h);
         const auto given_up = std::exchange(given_up_, {});
         for (const auto& each : given_up) tier_->withdraw(each);
       }

@@ -8,6 +8,7 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/callback.hpp>
 
 #include <concepts>
@@ -17,6 +18,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -36,6 +38,28 @@ struct held_step {
   std::optional<std::vector<run_id>> runs = std::nullopt;
   friend bool operator==(const held_step&, const held_step&) = default;
 };
+
+namespace detail {
+/// Brings saves of one step, of some that ascend by step, into the order in which their runs went on from one another.
+/// `held(save)`: as a held_step.
+template <class Saves, class Held>
+void order_by_runs(Saves& saves, const Held& held) {
+  const auto known = [&](const held_step& own) {  // the later a run, the more of the others
+    std::size_t count = 0;
+    for (const auto& each : saves) {
+      const held_step& other = held(each);
+      count += other.step == own.step && !(other.run == own.run) && own.runs &&
+               detail::contains(*own.runs, other.run);
+    }
+    return count;
+  };
+  for (std::size_t i = 1; i < saves.size(); ++i)
+    for (auto j = i; j > 0 && held(saves[j - 1]).step == held(saves[j]).step &&
+                     known(held(saves[j - 1])) > known(held(saves[j]));
+         --j)
+      std::swap(saves[j - 1], saves[j]);
+}
+}  // namespace detail
 
 /// What a run goes on from.
 struct tier_base {

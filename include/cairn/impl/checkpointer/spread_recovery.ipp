@@ -96,6 +96,7 @@ CAIRN_BODY std::vector<held_step> spread_recovery::found() const {
   std::vector<held_step> steps;
   for (const auto& save : places_.saves())
     if (save.has_plan && can_be_whole(save)) steps.push_back(held_step_of(save));
+  order_by_runs(steps, [](const held_step& h) -> const held_step& { return h; });
   return steps;
 }
 CAIRN_BODY std::vector<spread_recovery::incomplete_save> spread_recovery::incomplete() const {

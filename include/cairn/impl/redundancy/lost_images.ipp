@@ -77,6 +77,7 @@ CAIRN_BODY std::vector<surviving_step> find_surviving_steps(std::span<const std:
     if (step.missing.empty() && !save.has_plan) step.missing = "none of the tiers has its plan";
     steps.push_back(std::move(step));
   }
+  detail::order_by_runs(steps, [](const surviving_step& s) -> const held_step& { return s.which; });
   return steps;
 }
 

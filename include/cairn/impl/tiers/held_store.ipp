@@ -305,6 +305,7 @@ CAIRN_BODY std::vector<held_step> complete_saves(const std::string& directory,
       damaged.push_back("the save of step " + std::to_string(step) + " in the local tier: " + e.what());
     }
   }
+  order_by_runs(found, [](const held_step& h) -> const held_step& { return h; });
   return found;
 }
 
