@@ -63,10 +63,11 @@ CAIRN_BODY void new_slot::fail_for_room(int code) const {
 }
 
 CAIRN_BODY void new_slot::give_room() noexcept {
-  // The first window waits for a part, and each part for all cores.
-  constexpr std::uint64_t part = 16 * huge_mapping::unit;
-  for (std::uint64_t at = 0; at < bytes_ && !stopped_; at += part) {
-    const auto bytes = static_cast<std::size_t>(std::min(part, bytes_ - at));
+  // The first window waits for the first part, and each part for all cores.
+  constexpr std::uint64_t first = 4 * huge_mapping::unit, most = 16 * huge_mapping::unit;
+  std::size_t bytes = 0;
+  for (std::uint64_t at = 0; at < bytes_ && !stopped_; at += bytes) {
+    bytes = static_cast<std::size_t>(std::min(at == 0 ? first : most, bytes_ - at));
     const int code =
         allocate_part(file_.get(), at, mapped_->bytes().subspan(static_cast<std::size_t>(at), bytes));
     code_ = code;
