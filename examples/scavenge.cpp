@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <cairn/manage/copy.hpp>
 #include <cairn/manage/stop_signal.hpp>
+#include <cairn/manage/verify.hpp>
 #include <cairn/redundancy/lost_images.hpp>
 #include <cairn/redundancy/partner_copies.hpp>
 #ifdef CAIRN_USES_PARITY
@@ -91,6 +92,25 @@ std::optional<cairn::run_id> newest_run(const tools::storage_type& store,
   return std::nullopt;
 }
 
+/// What is found of a step in the store: tiers are removed by what this program says of it.
+enum class stored_state { whole, damaged, unknown };
+/// Reads all of a checkpoint of the store, and tells what is damaged. Unknown: a signal ended it.
+stored_state verify_stored(const tools::storage_type& store, std::int64_t step,
+                           const cairn::stop_signal& stop, tools::terminal& lines) {
+  const auto name = "step " + std::to_string(step) + " of the store";
+  cairn::verify_options options;
+  options.found = [&](const cairn::damage& d) { lines.complain(name + ": " + cairn::to_string(d)); };
+  options.progress = [&](std::uint64_t done, std::uint64_t all) {
+    lines.progress(name + "  reading", done, all);
+  };
+  options.stop = [&] { return stop.requested(); };
+  auto reader = store.reader();
+  const auto report = cairn::verify_checkpoint(reader, step, options);
+  lines.end_progress();
+  if (report.damages != 0) return stored_state::damaged;
+  return report.complete ? stored_state::whole : stored_state::unknown;
+}
+
 tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
   const cairn::stop_signal stop{SIGINT, SIGTERM};
   const auto store_name = arguments.places.back();
@@ -146,11 +166,26 @@ tools::exit_status run(scavenge_arguments& arguments, tools::terminal& lines) {
     if (!s->missing.empty() || (arguments.step >= 0 && s->which.step != arguments.step)) continue;
     const auto step = s->which.step;
     const auto name = "step " + std::to_string(step);
-    if (arguments.step < 0 && !stored.empty() && stored.back() >= step) {
-      told(
-          "step " + std::to_string(stored.back()) + "  is the newest of the store already; nothing was saved",
-          tools::json_object().step("newest_of_store", stored.back()));
+    bool damaged = false;  // this step in the store
+    for (auto in_store = stored.rbegin(); in_store != stored.rend() && *in_store >= step; ++in_store) {
+      if (arguments.step >= 0 && *in_store != step) continue;
+      const auto found = verify_stored(to, *in_store, stop, lines);
+      if (found == stored_state::unknown) {
+        lines.complain("ended by a signal; " + name + " was not saved");
+        return tools::failed;
+      }
+      damaged = found == stored_state::damaged && *in_store == step;
+      if (found == stored_state::damaged) continue;
+      if (arguments.step >= 0) break;  // the copy says whether it is the same one
+      told("step " + std::to_string(*in_store) + "  is the newest of the store already; nothing was saved",
+           tools::json_object().step("newest_of_store", *in_store));
       return tools::fine;
+    }
+    if (damaged) {
+      lines.complain(name +
+                     " is damaged in the store, and nothing was saved: keep the tiers, which hold it, "
+                     "move what the store has of this step away, and run the same command again");
+      return tools::damaged;
     }
     if (arguments.step < 0 && !leads_on(s->which, newest)) {
       lines.complain(name + ": the job went on elsewhere since, and another run committed step " +
@@ -215,7 +250,7 @@ int main(int argc, char** argv) {
       "they hold together, every block verified, images that are lost rebuilt from what other hosts keep. "
       "For\n"
       "the end of an allocation, when nobody resumes the job on these hosts. The directories stay: remove "
-      "them.",
+      "them\nwhere the status is 0.",
       "scavenge"};
   app.footer(std::string(tools::url_help) + tools::status_help);
   app.option_defaults()->always_capture_default();

@@ -687,6 +687,26 @@ def check_scavenge(root):
         expect(told, "^step 4  2 images rebuilt$")
         expect(told, "^step 4  saved and verified: ")
         expect(run(SCAVENGE, left, store), "^step 4  is the newest of the store already; nothing was saved$")
+        # What the tiers hold is the only good copy once that of the store is damaged.
+        saved, aside = os.path.join(store, "step-00000004"), os.path.join(root, "scavenged-aside")
+        shutil.copytree(saved, aside)
+        largest = max(glob.glob(saved + "/*.safetensors"), key=os.path.getsize)
+        with open(largest, "r+b") as file:
+            file.seek(os.path.getsize(largest) - 1)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([last[0] ^ 1]))
+        for more in ([], ["--step", 4]):
+            told = run(SCAVENGE, left, store, *more, status=DAMAGED)
+            expect(told, "step 4 of the store: .*the bytes are not what was written")
+            expect(told, "step 4 is damaged in the store, and nothing was saved: keep the tiers")
+        open(saved + "/manifest.cairn", "wb").close()
+        expect(run(SCAVENGE, left, store, status=DAMAGED), "step 4 is damaged in the store, and nothing was saved")
+        # A newer one that nobody can read is none.
+        os.rename(saved, os.path.join(store, "step-00000009"))
+        expect(run(SCAVENGE, left, store), "^step 4  saved and verified: ")
+        shutil.rmtree(os.path.join(store, "step-00000009"))
+        assert sorted(os.listdir(saved)) == sorted(os.listdir(aside)), "the same save"
         assert os.listdir(memory) == ["host-0"], "the tier of the host that is left stays"
     expect(run(SCAVENGE, root, store, status=NOTHING_THERE), "has no local tier")
     run(VERIFY, store)
