@@ -5,6 +5,7 @@
 
 #include <cairn/checkpointer.hpp>
 #include <cairn/comm/thread_communicator.hpp>
+#include <cairn/manage/import_safetensors.hpp>
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/stores/file_store.hpp>
@@ -182,6 +183,68 @@ TEST_CASE("a directory without an index is the tensors of all of its files") {
   CHECK(refused.id() == error_id::usage_bad_option);
   CHECK(has(refused.what(), "read_only"));
   CHECK(failure_of([&] { (void)ckpt.load(state, 1); }).id() == error_id::storage_not_committed);
+}
+
+TEST_CASE("without an index, what is missing by the names of the files is no model") {
+  const auto refused = [](const std::vector<std::string>& names) {
+    const scratch_directory directory;
+    cairn::memory_store store;
+    for (const auto& name : names) {
+      const auto bytes = file_of({whole_part(name, {4})});
+      put(directory.path() + "/" + name, bytes);
+      put(store, name, bytes);
+    }
+    std::string missing;
+    const auto note = [&](const cairn::error& e) {
+      CHECK(e.id() == error_id::corrupt_missing_file);
+      missing = e.fields().expected;
+    };
+    // A directory as it is opened, a store as it is read.
+    try {
+      (void)cairn::safetensors_files{directory.path()};
+    } catch (const cairn::error& e) {
+      note(e);
+    }
+    const auto in_directory = std::exchange(missing, {});
+    try {
+      cairn::memory_store imported;
+      (void)cairn::import_safetensors(cairn::safetensors_files{store}.reader(), cairn::any_store(imported));
+    } catch (const cairn::error& e) {
+      note(e);
+    }
+    CHECK(missing == in_directory);
+    return missing;
+  };
+  CHECK(refused({"model-00001-of-00002.safetensors"}) == "model-00002-of-00002.safetensors");
+  CHECK(refused({"model-00003-of-00004.safetensors", "model-00002-of-00004.safetensors"}) ==
+        "model-00001-of-00004.safetensors, model-00004-of-00004.safetensors");
+  CHECK(refused({"m-1-of-99999999.safetensors"}) ==
+        "m-00000002-of-99999999.safetensors, m-00000003-of-99999999.safetensors, "
+        "m-00000004-of-99999999.safetensors, m-00000005-of-99999999.safetensors, "
+        "m-00000006-of-99999999.safetensors, ...");
+  CHECK(refused({"a-00001-of-00001.safetensors", "b-00002-of-00002.safetensors"}) ==
+        "b-00001-of-00002.safetensors");
+  // A rank of PyTorch writes those files alone of which it has something.
+  CHECK(refused({"shard-00001-model-00001-of-00002.safetensors",
+                 "shard-00002-model-00001-of-00002.safetensors"}) == "model-00002-of-00002.safetensors");
+  for (const std::vector<std::string>& whole : std::vector<std::vector<std::string>>{
+           {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "other.safetensors"},
+           {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"},
+           {"shard-00001-model-00001-of-00002.safetensors", "shard-00002-model-00002-of-00002.safetensors"},
+           {"two-of-3.safetensors"},
+           {"-of-3.safetensors"},
+           {"model-1-of-99999999999999999999.safetensors"}})
+    CHECK(refused(whole).empty());
+  // Who names files means those.
+  const scratch_directory directory;
+  put(directory.path() + "/model-00001-of-00002.safetensors", file_of({whole_part("w", {4})}));
+  std::vector<float> w(4);
+  cairn::state_dict state;
+  state.tensor("w", w, {4});
+  (void)cairn::checkpointer{cairn::safetensors_files{directory.path() + "/model-00001-of-00002.safetensors"},
+                            quiet()}
+      .load(state, 0);
+  CHECK(w == floats(4));
 }
 
 TEST_CASE("files without digests are read whole by a refresh, too") {

@@ -28,7 +28,8 @@ inline namespace v1 {
 ///   base.load(state, cairn::safetensors_files::step);
 ///
 /// Of a directory: the files that its index names (model.safetensors.index.json, or the only *.safetensors.index.json);
-/// without an index, all *.safetensors in it, none of its subdirectories. Symbolic links of what is read are followed,
+/// without an index, all *.safetensors in it, none of its subdirectories; where their names are
+/// NAME-00001-of-00002.safetensors, each that these names count must be there. Symbolic links of what is read are followed,
 /// wherever they lead, as the cache of Hugging Face needs it; an index names files of its directory, and no paths. Files have no digests: a bit that flipped is not found. Copies share the store.
 class safetensors_files {
  public:
@@ -40,7 +41,7 @@ class safetensors_files {
 
   /// A directory, an index, or the files that belong together: safetensors_files{"a.safetensors", "b.safetensors"}.
   /// Looks at names, links and the index now, and opens nothing else; paths are resolved now.
-  /// @throws storage_error (storage_not_found), usage_error (usage_bad_option)
+  /// @throws storage_error (storage_not_found), usage_error (usage_bad_option), corrupt_error (corrupt_missing_file)
   safetensors_files(std::initializer_list<std::string> paths)
       : safetensors_files(std::vector<std::string>(paths)) {}
   explicit safetensors_files(const std::string& path) : safetensors_files(std::vector<std::string>{path}) {}

@@ -124,7 +124,10 @@ CAIRN_BODY safetensors_files::located safetensors_files::locate(const std::vecto
   const auto& first = paths.front();
   if (paths.size() == 1 && detail::is_directory(first)) {
     listing = detail::choose_files(choose_in(first), first);
-    if (!listing.index.name.empty()) listing.index.key = detail::resolved(listing.index.key);
+    if (listing.index.name.empty())
+      detail::require_all_parts(listing, first);
+    else
+      listing.index.key = detail::resolved(listing.index.key);
     resolve_files();
   } else if (paths.size() == 1 && first.ends_with(".json")) {
     const auto index = detail::name_at(first);

@@ -28,6 +28,11 @@ struct foreign_listing {
 /// usage_error where there are several indices
 [[nodiscard]] foreign_listing choose_files(std::vector<foreign_name> names, const std::string& place);
 
+/// Without an index, names alone tell that an export did not end: where one is NAME-00001-of-00002.safetensors, all that
+/// it counts must be there. Names of another form say nothing. @throws corrupt_error (corrupt_missing_file) naming those
+/// that are not there
+void require_all_parts(const foreign_listing& listing, const std::string& place);
+
 /// Which names choose_files() looks at.
 [[nodiscard]] bool is_foreign_name(std::string_view name) noexcept;
 

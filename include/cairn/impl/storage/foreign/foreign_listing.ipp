@@ -15,9 +15,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -57,6 +59,80 @@ CAIRN_BODY foreign_listing choose_files(std::vector<foreign_name> names, const s
          "cairn::file_store",
          {.file = place});
   return chosen;
+}
+
+/// A name that counts files: PREFIX-NUMBER-of-COUNT.safetensors.
+struct counted_name {
+  std::string prefix;
+  std::string count;  ///< as it is written: its digits are those of the numbers, too
+  std::uint64_t number = 0;
+};
+
+/// PyTorch puts a shard of each rank before that; a shard has those of the files alone of which it holds something.
+[[nodiscard]] inline std::optional<counted_name> counted(std::string_view name) {
+  constexpr std::string_view of = "-of-", shard = "shard-";
+  const auto digits_at_end = [](std::string_view text) {
+    std::size_t count = 0;
+    while (count < text.size() && text[text.size() - 1 - count] >= '0' &&
+           text[text.size() - 1 - count] <= '9')
+      ++count;
+    return count;
+  };
+  if (!name.ends_with(safetensors_ending)) return std::nullopt;
+  name.remove_suffix(safetensors_ending.size());
+  constexpr std::size_t most_digits = 9;
+  const auto count = name.substr(name.size() - digits_at_end(name));
+  name.remove_suffix(count.size());
+  if (count.empty() || count.size() > most_digits || !name.ends_with(of)) return std::nullopt;
+  name.remove_suffix(of.size());
+  const auto number = name.substr(name.size() - digits_at_end(name));
+  name.remove_suffix(number.size());
+  if (number.empty() || number.size() > most_digits || !name.ends_with('-')) return std::nullopt;
+  if (name.starts_with(shard)) {
+    const auto rest = name.find_first_not_of("0123456789", shard.size());
+    if (rest != std::string_view::npos && rest > shard.size() && name[rest] == '-')
+      name.remove_prefix(rest + 1);
+  }
+  return counted_name{std::string(name), std::string(count), std::stoull(std::string(number))};
+}
+
+CAIRN_BODY void require_all_parts(const foreign_listing& listing, const std::string& place) {
+  std::vector<counted_name> found;
+  for (const auto& f : listing.files)
+    if (auto name = counted(f.name)) found.push_back(std::move(*name));
+  detail::sort(found, [](const counted_name& a, const counted_name& b) {
+    return std::tie(a.prefix, a.count, a.number) < std::tie(b.prefix, b.count, b.number);
+  });
+  for (std::size_t first = 0; first < found.size();) {
+    const auto& one = found[first];
+    auto last = first;
+    while (last < found.size() && found[last].prefix == one.prefix && found[last].count == one.count) ++last;
+    // Some count from 0.
+    const std::uint64_t begin = one.number == 0 ? 0 : 1, end = begin + std::stoull(one.count);
+    constexpr std::size_t most_told = 5;
+    std::string missing;
+    std::size_t told = 0;
+    auto at = first;
+    for (auto number = begin; number < end && told <= most_told; ++number) {
+      while (at < last && found[at].number < number) ++at;
+      if (at < last && found[at].number == number) continue;
+      if (++told > most_told) {
+        missing += ", ...";
+        break;
+      }
+      auto digits = std::to_string(number);
+      digits.insert(0, one.count.size() - std::min(one.count.size(), digits.size()), '0');
+      missing += (told == 1 ? "" : ", ") + one.prefix + digits + "-of-" + one.count;
+      missing += safetensors_ending;
+    }
+    if (!missing.empty())
+      fail(
+          error_id::corrupt_missing_file,
+          "there is only a part of these safetensors files here, by their names, and no index: what wrote or "
+          "copied them did not end. To read those that are here all the same, name them",
+          {.file = place, .expected = std::move(missing)});
+    first = last;
+  }
 }
 
 // Most headers are shorter than what the first request asks for.

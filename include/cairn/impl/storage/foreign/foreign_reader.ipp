@@ -98,7 +98,9 @@ CAIRN_BODY std::vector<std::byte> foreign_reader::fetch(std::int64_t step) {
   std::vector<detail::foreign_name> names;
   for (auto& key : store_.keys("", 1))
     if (detail::is_foreign_name(key)) names.push_back({key, key});
-  return detail::read_headers(store_, detail::choose_files(std::move(names), store_.describe()));
+  const auto listing = detail::choose_files(std::move(names), store_.describe());
+  if (listing.index.name.empty()) detail::require_all_parts(listing, std::string(store_.describe()));
+  return detail::read_headers(store_, listing);
 }
 
 CAIRN_BODY foreign_reader::checkpoint_type foreign_reader::open(std::int64_t step,
