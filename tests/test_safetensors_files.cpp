@@ -555,8 +555,8 @@ TEST_CASE("a load of a file that is replaced while it is read is an error, not a
   put(directory.path() + "/model.safetensors", file_of({whole_part("w", {1000})}));
   put(next, file_of({whole_part("w", {1000}, 5)}));
   const auto faults = std::make_shared<cairn_test::store_faults>();
-  // The read after that of the header.
-  faults->add({.kind = cairn_test::store_call::read, .at = 1, .action = [&](auto) {
+  // The read after those of the header, which is read again when it is known who has it.
+  faults->add({.kind = cairn_test::store_call::read, .at = 2, .action = [&](auto) {
                  REQUIRE(::rename(next.c_str(), (directory.path() + "/model.safetensors").c_str()) == 0);
                }});
   cairn::checkpointer ckpt{cairn::safetensors_files(cairn_test::faulty_store<cairn::file_store>{
@@ -571,6 +571,47 @@ TEST_CASE("a load of a file that is replaced while it is read is an error, not a
   CHECK(refused.fields().file == "model.safetensors");
   (void)ckpt.load(state, 0);
   CHECK(w == floats(1000, 5));
+}
+
+TEST_CASE("a load of a file that is replaced at any moment loads one of the two, or says what happened") {
+  // Of the same size, with the tensors in another order: bytes at the places of the other one are wrong ones.
+  std::string other = file_of({whole_part("b", {1000}, 5), whole_part("a", {1000}, 7)});
+  SUBCASE("by one of the same size") {}
+  SUBCASE("by a longer one") {
+    other =
+        file_of({whole_part("b", {1000}, 5), whole_part("a", {1000}, 7)}, {{"note", std::string(99, 'n')}});
+  }
+  const auto first = file_of({whole_part("a", {1000}, 1), whole_part("b", {1000}, 3)});
+  for (const bool after : {false, true})
+    for (std::uint64_t call = 0;; ++call) {
+      CAPTURE(after);
+      CAPTURE(call);
+      const scratch_directory directory;
+      const auto next = directory.path() + "/next";
+      put(directory.path() + "/model.safetensors", first);
+      put(next, other);
+      const auto faults = std::make_shared<cairn_test::store_faults>();
+      faults->add({.at = call, .after = after, .key_contains = "model", .action = [&](auto) {
+                     REQUIRE(::rename(next.c_str(), (directory.path() + "/model.safetensors").c_str()) == 0);
+                   }});
+      cairn::checkpointer ckpt{cairn::safetensors_files(cairn_test::faulty_store<cairn::file_store>{
+                                   cairn::file_store{directory.path()}, faults}),
+                               quiet()};
+      std::vector<float> a(1000), b(1000);
+      cairn::state_dict state;
+      state.tensor("a", a, {1000});
+      state.tensor("b", b, {1000});
+      try {
+        (void)ckpt.load(state, 0);
+        const bool loaded_first = a == floats(1000, 1) && b == floats(1000, 3);
+        const bool loaded_other = a == floats(1000, 7) && b == floats(1000, 5);
+        CHECK((loaded_first || loaded_other));
+      } catch (const cairn::corrupt_error& e) {
+        CHECK(e.fields().file == "model.safetensors");
+        if (other.size() == first.size()) CHECK(e.id() == error_id::corrupt_identity);
+      }
+      if (faults->triggered() == 0) break;
+    }
 }
 
 TEST_CASE("nothing is written to a storage that is only read") {

@@ -87,7 +87,8 @@ inline void refuse_removed(collectives& group, save_services& services, const ch
       [&] {
         bool same = true;
         try {
-          same = services.reader().fetch(opened.step) == opened.manifest;
+          // What no run saves has other bytes where files were replaced: who read them says so.
+          same = services.reader().fetch(opened.step) == opened.manifest || !services.reader().reports_runs();
         } catch (const error& e) {
           // A store that cannot be read says nothing about the step: what was found stands.
           same = e.id() != error_id::storage_not_committed;

@@ -23,6 +23,7 @@ struct foreign_file {
   std::uint64_t data_begin = 0;     ///< where its data begins, behind the header
   std::uint64_t header_digest = 0;  ///< of the header's bytes
   std::string version = {};         ///< when it was first looked at here; see IdentifiesObjects
+  bool same_header = false;         ///< found here, after that look
   /// What its header says in `__metadata__`, but for DCP_SHARDING_INFO.
   std::vector<std::pair<std::string, std::string>> metadata = {};
 };

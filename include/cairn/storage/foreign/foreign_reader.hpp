@@ -26,8 +26,9 @@ struct load_work;
 
 /// A StorageReader of safetensors files that something else wrote; see safetensors_files. There is one checkpoint,
 /// of step 0. Such files have no digests: what is verified are their sizes, their headers, and that tensors are
-/// there as a whole, once. Where the store models IdentifiesObjects, a file that was replaced or written again between
-/// the first and the last read of a checkpoint_type is an error: corrupt_identity. Copies share the store.
+/// there as a whole, once. A file that was replaced by one with another header since it was opened is an error:
+/// corrupt_identity; where the store models IdentifiesObjects also one that was replaced or written again between the first
+/// and the last read of a checkpoint_type. Copies share the store.
 class foreign_reader {
  public:
   using checkpoint_type = foreign_checkpoint;
@@ -65,6 +66,10 @@ class foreign_reader {
                                                    const target_resolver& resolver, device_load* devices);
   void check_files(checkpoint_type& checkpoint, const detail::load_work& work, deadline until,
                    const std::vector<bool>& wanted);
+  /// Before what is read of them: each is noted, and then has the header that was opened, which another rank may have
+  /// read, long ago. `again`: also those that had it at an earlier call.
+  void check_headers(checkpoint_type& checkpoint, const detail::load_work& work, deadline until,
+                     const std::vector<bool>& wanted, bool again);
 
   any_store store_;
   std::optional<detail::foreign_listing> listing_;

@@ -116,7 +116,7 @@ CAIRN_BODY std::uint64_t foreign_reader::read(checkpoint_type& checkpoint, const
                                               read_options options, deadline until) {
   const auto work = find_work(checkpoint, plan, resolver, options.devices);
   const std::vector<bool> all(work.files.size(), true);
-  check_files(checkpoint, work, until, all);
+  check_headers(checkpoint, work, until, all, false);
   detail::load_engine engine(store_, work, options.memory_budget, until, options.devices);
   const auto bytes = engine.run();
   check_files(checkpoint, work, until, all);
@@ -139,7 +139,7 @@ CAIRN_BODY std::uint64_t foreign_reader::read_shared(checkpoint_type& checkpoint
                                                            share, until, options.devices);
         auto reads = blocks->find_shared_reads();
         read_here = blocks->files_of(reads);
-        check_files(checkpoint, *work, until, read_here);
+        check_headers(checkpoint, *work, until, read_here, false);
         return {std::move(reads), &*blocks};
       },
       share, until);
@@ -153,17 +153,7 @@ CAIRN_BODY void foreign_reader::check_unchanged(checkpoint_type& checkpoint, dea
   detail::load_work work;
   for (std::uint32_t f = 0; f < checkpoint.files().size(); ++f)
     work.files.push_back(detail::file_of(checkpoint, f));
-  detail::parallel_for(
-      work.files.size(), static_cast<std::size_t>(detail::load_threads()), [&](std::size_t i, std::size_t) {
-        const auto& f = checkpoint.files()[i];
-        if (until.passed()) fail(error_id::timeout_load, "the files were not read in time", {.file = f.name});
-        const auto now = detail::read_header(store_, {f.name, f.key});
-        if (now.file_bytes == f.bytes && digest(now.bytes) != f.header_digest)
-          fail(error_id::corrupt_identity, "a safetensors file has another header than when it was opened",
-               {.file = f.name});
-      });
-  // After the headers: then what is found here is of the file that has this header.
-  check_files(checkpoint, work, until, std::vector<bool>(work.files.size(), true));
+  check_headers(checkpoint, work, until, std::vector<bool>(work.files.size(), true), true);
 }
 
 CAIRN_BODY std::uint64_t foreign_reader::verify(checkpoint_type& checkpoint, deadline until,
@@ -210,6 +200,22 @@ CAIRN_BODY detail::load_work foreign_reader::find_work(const checkpoint_type& ch
                      detail::make_want(*box, stored.type, target.view, target.cast, stored.name, devices)});
   }
   return gather_work(checkpoint, wants);
+}
+
+CAIRN_BODY void foreign_reader::check_headers(checkpoint_type& checkpoint, const detail::load_work& work,
+                                              deadline until, const std::vector<bool>& wanted, bool again) {
+  check_files(checkpoint, work, until, wanted);
+  detail::parallel_for(
+      work.files.size(), static_cast<std::size_t>(detail::load_threads()), [&](std::size_t i, std::size_t) {
+        auto& f = checkpoint.files_[static_cast<std::size_t>(work.files[i].rank)];
+        if (!wanted[i] || (f.same_header && !again)) return;
+        if (until.passed()) fail(error_id::timeout_load, "the files were not read in time", {.file = f.name});
+        const auto now = detail::read_header(store_, {f.name, f.key});
+        if (now.file_bytes != f.bytes || digest(now.bytes) != f.header_digest)
+          fail(error_id::corrupt_identity, "a safetensors file has another header than when it was opened",
+               {.file = f.name});
+        f.same_header = true;
+      });
 }
 
 CAIRN_BODY void foreign_reader::check_files(checkpoint_type& checkpoint, const detail::load_work& work,
