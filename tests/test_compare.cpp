@@ -531,6 +531,46 @@ TEST_CASE("a checkpoint is written for many ranks without a look for what none o
   CHECK(cairn::compare_checkpoints(from, made, {.items = {"w"}}).equal());
 }
 
+TEST_CASE("who writes for several ranks waits for none whose record somebody removes before the commit") {
+  cairn::memory_store target;
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->add({.kind = cairn_test::store_call::put_new,
+               .after = true,
+               .key_contains = "/rank-00001.",
+               .action = [&](std::string_view key) { target.remove(std::string(key)); }});
+  const cairn::any_store watched(cairn_test::faulty_store<cairn::memory_store>{target, faults});
+  cairn::error_id refused{};
+  SUBCASE("a resharding") {
+    cairn::memory_store store;
+    save(store, 1, weights());
+    auto from = opened(store);
+    cairn::reshard_options options;
+    options.ranks = 2;
+    options.timeout = std::chrono::milliseconds(100);
+    refused = failure_of([&] { (void)cairn::reshard_checkpoint(from, watched, options); }).id();
+  }
+  SUBCASE("an import") {
+    cairn::memory_store files;
+    for (const char* name : {"a", "b"}) {
+      cairn::safetensors_header header;
+      cairn::safetensors_entry e;
+      e.key = name, e.type = cairn::dtype::f32, e.shape = cairn::extents{2}, e.end = 8;
+      header.entries.push_back(e);
+      auto file = cairn::encode_safetensors_header(header, 8);
+      file.resize(file.size() + 8);
+      files.put_new(std::string(name) + ".safetensors", file);
+    }
+    cairn::import_options options;
+    options.timeout = std::chrono::milliseconds(100);
+    refused = failure_of([&] {
+                (void)cairn::import_safetensors(cairn::safetensors_files(files).reader(), watched, options);
+              }).id();
+  }
+  CHECK(faults->triggered() == 1);
+  CHECK(refused == cairn::error_id::peer_lost);
+  CHECK(cairn::safetensors_reader(cairn::any_store(target)).list().empty());
+}
+
 TEST_CASE("what ends a resharding leaves no checkpoint") {
   const auto w = weights();
   cairn::memory_store store, target;

@@ -4,6 +4,7 @@
 #include <cairn/storage/foreign/foreign_reader.hpp>
 #include <cairn/system/callback.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,6 +20,8 @@ struct import_options {
   detail::callback<void(std::uint64_t done, std::uint64_t all)> progress = {};
   /// Called between reads, by several threads; true ends the import early.
   detail::callback<bool()> stop = {};
+  /// The limit for the commit, which may wait for the end of another save of the same step.
+  std::chrono::nanoseconds timeout = std::chrono::minutes(10);
 };
 
 /// The result of an import.
@@ -41,8 +44,9 @@ struct import_report {
 /// A file that is replaced or written again meanwhile ends the import with corrupt_identity: nothing is committed then.
 /// Where the source does not model IdentifiesObjects, that is found by headers and sizes alone.
 ///
-/// @throws corrupt_error, storage_error: storage_already_committed where there is a checkpoint of this step; usage_error
-/// (usage_unknown_name) where there is no tensor, or a pattern matches none
+/// @throws corrupt_error, storage_error: storage_already_committed where there is a checkpoint of this step; peer_error
+/// (peer_lost) where a record that it has written is gone until `timeout`; usage_error (usage_unknown_name) where there is
+/// no tensor, or a pattern matches none
 [[nodiscard]] import_report import_safetensors(foreign_reader from, any_store target,
                                                const import_options& options = {});
 

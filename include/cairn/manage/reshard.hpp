@@ -4,6 +4,7 @@
 #include <cairn/manage/readable_checkpoint.hpp>
 #include <cairn/system/callback.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ struct reshard_options {
   detail::callback<void(std::uint64_t done, std::uint64_t all)> progress = {};
   /// Called between reads, by several threads; true ends it early.
   detail::callback<bool()> stop = {};
+  /// The limit for the commit, which may wait for the end of another save of the same step.
+  std::chrono::nanoseconds timeout = std::chrono::minutes(10);
 };
 
 /// The result of reshard_checkpoint().
@@ -40,7 +43,8 @@ struct reshard_report {
 /// state are kept; what each rank has for itself stays with the rank of that number. Committed as every save is; ended
 /// before, nothing is there but files that the next try of this step removes, or the next run into this store.
 /// @throws storage_error: storage_already_committed where the target has a checkpoint of this step; corrupt_error;
-/// usage_error where there is no item, a pattern matches none (usage_unknown_name), or an option is out of range
+/// peer_error (peer_lost) where a record that it has written is gone until `timeout`; usage_error where there is no item, a
+/// pattern matches none (usage_unknown_name), or an option is out of range
 [[nodiscard]] reshard_report reshard_checkpoint(readable_checkpoint& from, const any_store& target,
                                                 const reshard_options& options = {});
 

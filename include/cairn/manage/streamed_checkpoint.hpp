@@ -5,6 +5,7 @@
 #include <cairn/model/plan.hpp>
 #include <cairn/system/callback.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -35,11 +36,13 @@ struct streamed_checkpoint {
   callback<void()> check;
   /// True ends it early; may be empty.
   callback<bool()> stop;
+  /// The limit for the commit: it waits for another save of the step, and for records of its own that somebody removed.
+  std::chrono::nanoseconds commit_timeout = std::chrono::minutes(10);
 };
 
 /// Writes and commits a checkpoint as every save is committed; memory is 24 MiB for each rank that is written at once.
 /// False: `stop` said so, and nothing is committed. @throws storage_error: storage_already_committed where there is a
-/// checkpoint of this step; what `fetch` throws
+/// checkpoint of this step; peer_error where records are gone; what `fetch` throws
 [[nodiscard]] bool write_streamed(const any_store& target, const streamed_checkpoint& made);
 
 }  // namespace detail

@@ -114,6 +114,7 @@ CAIRN_BODY import_report import_safetensors(foreign_reader from, any_store targe
   made.plans = std::move(selected.plans);
   made.ranks_at_a_time = 4;
   made.stop = options.stop;
+  made.commit_timeout = options.timeout;
   made.fetch = [&](std::size_t part, std::span<const detail::streamed_bytes> wanted) {
     std::vector<read_range> ranges;
     std::uint64_t bytes = 0;

@@ -66,6 +66,7 @@ class resharding {
     made_.step = options_.step < 0 ? from_.step() : options_.step;
     made_.maker = "cairn.reshard.1";
     made_.stop = options_.stop;
+    made_.commit_timeout = options_.timeout;
     made_.fetch = [this](std::size_t rank, std::span<const streamed_bytes> wanted) { fetch(rank, wanted); };
     // What is committed gets digests, and would be taken for one model for ever.
     made_.check = [this] { from_.require_unchanged(); };

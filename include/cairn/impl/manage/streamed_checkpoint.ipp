@@ -134,7 +134,7 @@ CAIRN_BODY bool write_streamed(const any_store& target, const streamed_checkpoin
     });
     if (made.stop && made.stop()) throw streaming_stopped{};
     if (made.check) made.check();
-    writer.commit(context, made.stored, deadline::never());
+    writer.commit(context, made.stored, deadline::in(made.commit_timeout));
   } catch (const streaming_stopped&) {
     abort(make_failure(error_id::storage_aborted, "its caller ended it"));
     return false;
