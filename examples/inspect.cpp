@@ -111,8 +111,10 @@ exit_status print_list(const std::string& url, store_type& store, reader_type& r
   }
   lines.end_progress();
   if (json) return status;
+  inspecting::attempt_view attempts(store, tools::directory_of(url));
   for (const auto step : uncommitted_steps(store, steps)) {
-    const auto why = interruption(store, step, tools::directory_of(url).has_value());
+    const bool writes = attempts.is_directory() && attempts.files_of(step).alive;
+    const auto why = writes ? std::string() : interruption(store, step, attempts.is_directory());
     std::printf("step %lld  %s\n", static_cast<long long>(step),
                 why.empty() ? "is not committed: being saved, or interrupted" : why.c_str());
   }

@@ -190,6 +190,20 @@ def check_watch(root):
         watch.ends(FINE)
     finally:
         watch.stop()
+    # A step that failed is saved again.
+    with unfinished(directory, 52) as begun:
+        step = os.path.dirname(begun)
+        open(f"{step}/aborted.{1:016x}", "wb").close()
+        open(f"{step}/rank-00000.{1:016x}.0.safetensors", "wb").close()
+        expect(run(INSPECT, directory), "^step 52  is not committed: being saved, or interrupted$")
+        whole = f"{step}/rank-00000.{52:016x}.0.safetensors"
+        os.rename(begun, whole)  # between two files
+        expect(run(INSPECT, directory), "^step 52  is not committed: being saved, or interrupted$")
+        os.rename(whole, begun)
+    expect(run(INSPECT, directory), "^step 52  was interrupted: 1 unfinished file, no manifest$")
+    open(f"{step}/aborted.{52:016x}", "wb").close()
+    expect(run(INSPECT, directory), "^step 52  failed: nothing was committed$")
+    shutil.rmtree(step)
     # What is there already counts for --until; what is not there by the end is told by the status.
     expect(run(INSPECT, directory, "--watch", "--until", 3), "^step 50  was interrupted")
     expect(run(INSPECT, directory, "--watch", "--until", 4, "--for", 0.3, status=NOT_REACHED), "step 4 was not reached$")

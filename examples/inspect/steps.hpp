@@ -2,6 +2,7 @@
 #pragma once
 // What inspect says about a store of checkpoints and the steps in it.
 #include <cairn/cairn.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/digest.hpp>
@@ -88,17 +89,23 @@ inline std::string damage_listed(store_type& store, const cairn::manifest& m) {
 /// A directory of a step that holds no checkpoint: why, or an empty text while a save may be at work in it.
 inline std::string interruption(store_type& store, std::int64_t step, bool is_directory) {
   const auto prefix = cairn::step_directory(step) + "/";
+  std::set<std::uint64_t> ended, seen;  // attempts
   for (const auto& object : store.list(prefix)) {
     const std::string_view name = std::string_view(object.key).substr(prefix.size());
     if (name.starts_with("manifest.damaged.")) return "was damaged and is set aside";
-    const auto parsed = cairn::parse_object(name);
-    if (parsed && parsed->kind == cairn::object_kind::aborted) return "failed: nothing was committed";
+    const auto parsed = cairn::parse_key(object.key);
+    if (parsed && parsed->object.kind != cairn::object_kind::manifest)
+      (parsed->object.kind == cairn::object_kind::aborted ? ended : seen).insert(parsed->object.attempt);
   }
+  const auto parts = store.leftovers(prefix);
+  for (const auto& key : parts)
+    if (const auto about = cairn::detail::unfinished_object(key)) seen.insert(about->object.attempt);
+  // A step that failed may be saved again.
+  if (!ended.empty() && std::includes(ended.begin(), ended.end(), seen.begin(), seen.end()))
+    return "failed: nothing was committed";
   // Who writes a file has it locked; a bucket does not tell whose uploads are.
-  if (!is_directory) return {};
-  const auto parts = store.leftovers(prefix).size();
-  if (parts == 0) return {};
-  return "was interrupted: " + count_text(parts, "unfinished file") + ", no manifest";
+  if (!is_directory || parts.empty()) return {};
+  return "was interrupted: " + count_text(parts.size(), "unfinished file") + ", no manifest";
 }
 
 /// The steps that have a directory and no manifest, ascending.
