@@ -446,7 +446,8 @@ TEST_CASE("verification names every damaged frame's item, and copies and exports
     const auto bytes = s.get(key);
     for (int i = 0; i < 4; ++i) {
       auto wrong = bytes;
-      wrong[random() % wrong.size()] ^= std::byte{32};
+      const auto flipped = random() % wrong.size();
+      wrong[flipped] ^= std::byte{32};
       s.put(key, wrong);
       auto fresh = s.afresh().reader();
       std::vector<cairn::damage> found;
@@ -456,6 +457,8 @@ TEST_CASE("verification names every damaged frame's item, and copies and exports
       CHECK_FALSE(found.empty());
       for (const auto& d : found) {
         CHECK(d.file == key);
+        CHECK(d.offset < static_cast<std::int64_t>(bytes.size()));
+        if (d.what.find("frame") != std::string::npos) CHECK(d.offset <= static_cast<std::int64_t>(flipped));
         CHECK_FALSE(d.unreadable);
         CHECK(cairn::to_string(d).find(key) != std::string::npos);
       }

@@ -302,6 +302,7 @@ class verification {
     }
     damage last;  // grows while blocks of one item that follow each other are damaged alike; no bytes: none
     std::size_t last_item = 0;
+    std::uint64_t last_end = 0;  // in the file as it was before it was compressed
     const auto flush = [&] {
       if (last.bytes != 0) report(std::exchange(last, {}));
     };
@@ -313,14 +314,18 @@ class verification {
           bytes.subspan(static_cast<std::size_t>(at - b.begin), static_cast<std::size_t>(length));
       auto found = check_block(b, ref, block, whole);
       if (!found) continue;
-      found->offset = static_cast<std::int64_t>(at), found->bytes = length;
-      if (last.bytes != 0 && last_item == ref.item && last.what == found->what &&
-          last.offset + static_cast<std::int64_t>(last.bytes) == found->offset) {
+      found->bytes = length;
+      // Of a compressed file only who read it knows where its bytes are.
+      if (found->file != compressed_key(key)) found->offset = static_cast<std::int64_t>(at);
+      const bool next =
+          last.bytes != 0 && last_item == ref.item && last_end == at && last.file == found->file;
+      last_item = ref.item, last_end = at + length;
+      if (next && last.what == found->what) {
         last.bytes += found->bytes;
         continue;
       }
       flush();
-      last = std::move(*found), last_item = ref.item;
+      last = std::move(*found);
     }
     flush();
     count(b.end - b.begin);

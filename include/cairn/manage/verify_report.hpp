@@ -14,9 +14,9 @@ struct damage {
   std::string what;       ///< a sentence
   std::string item = {};  ///< the item that is lost with it; empty: none, or what it tells is lost
   std::string file = {};  ///< key of the object
-  std::int64_t offset =
-      -1;                   ///< in the file, as a safetensors file, of the first byte of `bytes`; -1: unknown
-  std::uint64_t bytes = 0;  ///< in which the damage lies: whole blocks
+  /// In the file of the first byte of `bytes`, of a compressed one of the frame that holds it; -1: unknown.
+  std::int64_t offset = -1;
+  std::uint64_t bytes = 0;  ///< of the item, in which the damage lies: whole blocks
   std::int32_t rank = -1;   ///< whose part it is
   bool unreadable = false;  ///< an I/O error or a permission: nothing is known about the bytes
 };
