@@ -588,6 +588,9 @@ def check_reshard(root, directory, server):
     run(RESHARD, one, two, "--items", "nothing", status=NOTHING_THERE)
     expect(run(RESHARD, one, two, "--items", "adam.m", "nothing", status=NOTHING_THERE), "no item matches this pattern.*nothing")
     run(RESHARD, one, two, "--one-file", "--ranks", 2, status=WRONG_OPTIONS)
+    told = run(RESHARD, one + "/step-00000004", two, "--step", 2, "--to-step", 8, status=WRONG_OPTIONS)
+    expect(told, "the URL names another step than the option does.*expected 4, got 2")
+    run(RESHARD, one + "/step-00000004", root + "/of-named", "--step", 4)
     run(RESHARD, root + "/broken", root + "/of-broken", status=DAMAGED)
     for told, wanted in ((run(VERIFY, one, "--json"), {"step": 4, "good": True, "damaged_places": 0}),
                          (run(COPY, one, root + "/one-copied", "--json"), {"step": 4, "was_there": False, "kept_objects": 0}),

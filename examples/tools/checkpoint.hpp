@@ -5,6 +5,7 @@
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -36,12 +37,16 @@ inline std::int64_t take_step(std::string& url) {
 }
 
 /// Opens the checkpoint of a step; -1: the one that the URL names, or the newest, or files of something else.
-/// @throws cairn::error: storage_not_committed where there is none
+/// @throws cairn::error: storage_not_committed where there is none, usage_bad_option where the URL names another step
 inline cairn::readable_checkpoint open_checkpoint(std::string url, std::int64_t step) {
   const auto directory = directory_of(url);
   if (directory && (directory->ends_with(".safetensors") || directory->ends_with(".json")))
     return cairn::readable_checkpoint(cairn::safetensors_files(*directory).reader());
+  const auto whole_url = url;
   const auto named = take_step(url);
+  if (step >= 0 && named >= 0 && step != named)
+    cairn::fail(cairn::error_id::usage_bad_option, "the URL names another step than the option does",
+                {.file = whole_url, .expected = std::to_string(named), .got = std::to_string(step)});
   if (step < 0) step = named;
   const storage_type storage{open_store(url)};
   auto reader = storage.reader();
