@@ -284,6 +284,21 @@ TEST_CASE("an export under a name that is a path, or none, is refused before any
   CHECK(target.list("").empty());
 }
 
+TEST_CASE("an export that leaves a tensor a name which the format needs itself says so") {
+  cairn::memory_store store, target;
+  std::vector<float> w(2);
+  cairn::state_dict state;
+  state.tensor("model.__metadata__", w, {2});
+  cairn::checkpointer{store, quiet()}.save(state, 0).wait();
+  cairn::safetensors_reader reader{cairn::any_store(store)};
+  const auto refused =
+      failure_of([&] { (void)cairn::export_safetensors(reader, 0, target, {.strip_prefix = "model."}); });
+  CHECK(refused.id() == error_id::usage_bad_name);
+  CHECK(refused.fields().item == "model.__metadata__");
+  CHECK(std::string(refused.what()).find("is reserved by the safetensors format") != std::string::npos);
+  CHECK(target.list("").empty());
+}
+
 TEST_CASE("an export that would meet a file of one of its names writes nothing") {
   cairn::memory_store store;
   (void)cairn::import_safetensors(cairn::safetensors_files(model()).reader(), cairn::any_store(store));

@@ -5,6 +5,7 @@
 #include <cairn/manage/element_reads.hpp>
 #include <cairn/manage/removed_step.hpp>
 #include <cairn/model/extents.hpp>
+#include <cairn/model/item.hpp>
 #include <cairn/model/json_text.hpp>
 #include <cairn/model/plan.hpp>
 #include <cairn/model/state_dict.hpp>
@@ -109,8 +110,14 @@ class safetensors_export {
       }
       auto name = item.name;
       if (!options_.strip_prefix.empty() && name.starts_with(options_.strip_prefix) &&
-          name.size() > options_.strip_prefix.size())
+          name.size() > options_.strip_prefix.size()) {
         name.erase(0, options_.strip_prefix.size());
+        if (const auto problem = name_problem(name); !problem.empty())
+          fail(error_id::usage_bad_name,
+               "the name that a tensor has without the prefix " + std::string(problem) +
+                   ": export without the prefix removed",
+               {.item = item.name, .got = name});
+      }
       const auto bytes = checked_bytes(item.type, item.global).value_or(0);
       if (files.empty() ||
           (in_file != 0 && bytes > options_.max_shard_bytes - std::min(in_file, options_.max_shard_bytes)))
@@ -245,7 +252,8 @@ class safetensors_export {
 /// verify_checkpoint() does.
 /// @throws storage_error: storage_not_committed, also where the checkpoint is removed meanwhile; storage_exists where the target has a file of such a name,
 /// which is not touched, before anything is written; corrupt_error; usage_error if there is no tensor, a pattern
-/// matches no item, or the name of the files is none (usage_bad_option)
+/// matches no item, the name of the files is none (usage_bad_option), or a tensor would have no name that an item may
+/// have (usage_bad_name), or that of another one (usage_duplicate_name), without the prefix
 template <ByteStore Target>
 export_report export_safetensors(safetensors_reader& reader, std::int64_t step, Target& target,
                                  const export_options& options = {}) {
