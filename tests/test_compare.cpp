@@ -571,6 +571,26 @@ TEST_CASE("who writes for several ranks waits for none whose record somebody rem
   CHECK(cairn::safetensors_reader(cairn::any_store(target)).list().empty());
 }
 
+TEST_CASE("a resharding whose record somebody has removed is ended by its caller while it waits for that") {
+  cairn::memory_store store, target;
+  save(store, 1, weights());
+  const auto faults = std::make_shared<cairn_test::store_faults>();
+  faults->add({.kind = cairn_test::store_call::put_new,
+               .after = true,
+               .key_contains = "/rank-00001.",
+               .action = [&](std::string_view key) { target.remove(std::string(key)); }});
+  auto from = opened(store);
+  std::atomic<int> asked{0};
+  cairn::reshard_options options;
+  options.ranks = 2;
+  options.stop = [&] {
+    return faults->triggered() == 1 && ++asked > 1;
+  };  // not at the look before the commit
+  const cairn::any_store watched(cairn_test::faulty_store<cairn::memory_store>{target, faults});
+  CHECK(!cairn::reshard_checkpoint(from, watched, options).complete);
+  CHECK(cairn::safetensors_reader(cairn::any_store(target)).list().empty());
+}
+
 TEST_CASE("what ends a resharding leaves no checkpoint") {
   const auto w = weights();
   cairn::memory_store store, target;

@@ -10,6 +10,8 @@
 #include <cairn/model/staged_image.hpp>
 #include <cairn/storage/commit/checkpoint_catalog.hpp>
 #include <cairn/storage/commit/commit_options.hpp>
+#include <cairn/storage/commit/commit_parts.hpp>
+#include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors_writer.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/deadline.hpp>
@@ -95,6 +97,31 @@ inline void write_streamed_rank(safetensors_writer_base& writer, const save_cont
   (void)writer.write(context, image, deadline::never());
 }
 
+/// Waits for the records of all ranks, which were written here: the commit would wait for one that somebody has removed,
+/// and not ask `stop`.
+inline void await_records(const any_store& target, const save_context& context, const file_placement& place,
+                          const streamed_checkpoint& made, deadline until) {
+  const auto all_there = [&] {
+    std::vector<bool> listed(static_cast<std::size_t>(context.world_size));
+    for (const auto& object : target.list(step_directory(context.step) + "/")) {
+      const auto name = parse_key(object.key);
+      if (!name || name->object.attempt != context.attempt) continue;
+      if (name->object.kind == object_kind::aborted) return true;  // the commit says why
+      if (name->object.kind == object_kind::record && name->object.rank < context.world_size)
+        listed[static_cast<std::size_t>(name->object.rank)] = true;
+    }
+    for (std::int32_t rank = 0; rank < context.world_size; ++rank)
+      if (!listed[static_cast<std::size_t>(rank)] &&
+          !target.size(record_key(context.step, rank, context.attempt, place)))
+        return false;
+    return true;
+  };
+  for (poll_backoff pause(context.attempt, 0); !all_there();) {
+    if (made.stop && made.stop()) throw streaming_stopped{};
+    if (!pause.wait(until)) return;  // the commit says what is missing
+  }
+}
+
 CAIRN_BODY bool write_streamed(const any_store& target, const streamed_checkpoint& made) {
   const checkpoint_catalog catalog(target);
   if (detail::contains(catalog.list(), made.step))
@@ -134,7 +161,9 @@ CAIRN_BODY bool write_streamed(const any_store& target, const streamed_checkpoin
     });
     if (made.stop && made.stop()) throw streaming_stopped{};
     if (made.check) made.check();
-    writer.commit(context, made.stored, deadline::in(made.commit_timeout));
+    const auto until = deadline::in(made.commit_timeout);
+    await_records(target, context, placement_of(alone, context.world_size), made, until);
+    writer.commit(context, made.stored, until);
   } catch (const streaming_stopped&) {
     abort(make_failure(error_id::storage_aborted, "its caller ended it"));
     return false;
