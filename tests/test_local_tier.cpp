@@ -755,16 +755,41 @@ TEST_CASE("a job that is started more often than a save names runs goes on from 
   }
   CHECK(start(0) == held);
 }
+/// Which takes no more records, or where the process dies before its nth change, where it is told so.
+class breaking_files final : public cairn::tier_files {
+ public:
+  std::atomic<bool> full{false};
+  std::atomic<int> left{-1};  // changes until it dies; negative: it lives
+  void put(const std::string& path, std::span<const std::byte> bytes) override {
+    if (full && path.find("/new-0") != path.npos) cairn::fail(cairn::error_id::storage_no_space, "full");
+    change([&] { tier_files::put(path, bytes); });
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    change([&] { tier_files::rename(from, to); });
+  }
+  void remove(const std::string& path) override {
+    change([&] { tier_files::remove(path); });
+  }
+
+ private:
+  void change(auto&& made) {
+    if (left == 0) ::kill(::getpid(), SIGKILL);
+    if (left > 0) --left;
+    made();
+  }
+};
 /// A job with one tensor, which ends without close(), as a process that is killed.
 struct small_job {
   job_places places;
   std::vector<float> w = std::vector<float>(1000);
   cairn::state_dict state;
+  std::shared_ptr<breaking_files> files = std::make_shared<breaking_files>();
   small_job() { state.tensor("w", w, {1000}); }
-  [[nodiscard]] auto start(std::uint64_t every = 1000) {
-    return cairn::checkpointer{cairn::file_store{places.store.path()}, cairn::local_tier{places.tier()},
+  [[nodiscard]] auto start(std::uint64_t every = 1000, int max_restarts = 0) {
+    return cairn::checkpointer{cairn::file_store{places.store.path()},
+                               cairn::local_tier{places.tier(), {.files = files}},
                                cairn::persist{.every = every},
-                               cairn::checkpointer_options{.max_restarts = 0, .quiet = true}};
+                               cairn::checkpointer_options{.max_restarts = max_restarts, .quiet = true}};
   }
   void save(auto& ckpt, std::int64_t step, float value) {
     std::fill(w.begin(), w.end(), value);
@@ -821,6 +846,117 @@ TEST_CASE("of a step that several runs saved, each of which went on from the las
     CHECK(held == 1);
     std::fill(job.w.begin(), job.w.end(), static_cast<float>(run));
     ckpt.save(job.state, 7).wait_held();  // the store may have the step already, and refuse it
+  }
+}
+// survives: went-back
+TEST_CASE("a save after load() of an older step that fails to be held costs nothing that was held") {
+  for (const bool to_store : {false, true}) {
+    CAPTURE(to_store);
+    small_job job;
+    {
+      auto ckpt = job.start(4);
+      for (std::int64_t step = 1; step <= 10; ++step) job.save(ckpt, step, static_cast<float>(step));
+      std::vector<float> other(1000);
+      cairn::state_dict evaluated;
+      evaluated.tensor("w", other, {1000});
+      ckpt.load(evaluated, 4);
+      job.files->full = true;
+      const auto fail_to_save = [&](std::int64_t step) {
+        CHECK_THROWS_AS(ckpt.save(job.state, step).wait(), cairn::storage_error);
+      };
+      fail_to_save(9);
+      if (to_store) {  // which then has a save that goes on from step 4
+        std::fill(job.w.begin(), job.w.end(), 90.0F);
+        ckpt.save(job.state, 9).wait();
+        fail_to_save(10);
+      }
+    }
+    job.files->full = false;
+    auto ckpt = job.start();
+    CHECK(ckpt.resume(job.state) == (to_store ? 9 : 10));
+    CHECK(job.w.front() == (to_store ? 90.0F : 10.0F));
+  }
+}
+// survives: went-back
+TEST_CASE("a job that is killed while it goes back has the newest save before that, or the first after it") {
+  for (const int way : {0, 1, 2}) {  // the same run, a new one, a new one after one that committed nothing
+    CAPTURE(way);
+    for (int changes = 0, ended = 0; ended == 0; ++changes) {
+      CAPTURE(changes);
+      small_job job;
+      const auto go_back = [&](auto& ckpt) {
+        ckpt.load(job.state, 4);
+        job.files->left = changes;
+        job.save(ckpt, 5, 50.0F);
+        ::_exit(0);
+      };
+      const auto die = [](auto&& body) {
+        const auto child = ::fork();
+        if (child == 0) body(), ::_exit(1);
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        return status;
+      };
+      int status = 0;
+      const auto first = [&](bool goes_back) {
+        auto ckpt = job.start(4);
+        for (const std::int64_t step : {1, 2, 3, 4, 6, 7})
+          if (step <= 4 || way != 2) job.save(ckpt, step, static_cast<float>(step));
+        if (goes_back) go_back(ckpt);
+        ::_exit(0);
+      };
+      status = die([&] { first(way == 0); });
+      if (way == 2)
+        status = die([&] {
+          auto ckpt = job.start();
+          static_cast<void>(ckpt.resume(job.state));
+          for (std::int64_t step = 6; step <= 7; ++step) job.save(ckpt, step, static_cast<float>(step));
+          ::_exit(0);
+        });
+      if (way != 0)
+        status = die([&] {
+          auto ckpt = job.start();
+          go_back(ckpt);
+        });
+      REQUIRE((status == 0 || WIFSIGNALED(status)));
+      ended = status == 0;
+      bool is_held = false;
+      for (const auto& each : left_in(job.places.tier()))
+        if (const auto name = cairn::detail::parse_held_name(each)) is_held |= name->step == 5;
+      auto ckpt = job.start();
+      REQUIRE(ckpt.resume(job.state) == (is_held ? 5 : 7));
+      REQUIRE(job.w.front() == (is_held ? 50.0F : 7.0F));
+      REQUIRE((is_held || ended == 0));
+    }
+  }
+}
+TEST_CASE("a step that the tier alone has and that runs crash from is passed over, and stays as it is") {
+  small_job job;
+  const auto end_run = [&](int max_restarts, bool saves) {
+    const auto child = ::fork();
+    if (child == 0) {
+      auto ckpt = job.start(1000, max_restarts);
+      const auto resumed = ckpt.resume(job.state).value_or(0);
+      if (resumed == 0)
+        for (std::int64_t step = 1; step <= 3; ++step) job.save(ckpt, step, static_cast<float>(step));
+      if (saves) job.save(ckpt, 3, 30.0F);
+      ::_exit(static_cast<int>(resumed));
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  CHECK(end_run(3, false) == 0);
+  for (int i = 0; i < 3; ++i) CHECK(end_run(3, false) == 3);
+  CHECK(end_run(3, false) == 2);
+  SUBCASE("as it is said of it") {
+    CHECK(end_run(0, false) == 3);
+  }
+  SUBCASE("until something newer is saved") {
+    CHECK(end_run(3, true) == 2);
+    auto ckpt = job.start();
+    CHECK(ckpt.resume(job.state) == 3);
+    CHECK(job.w.front() == 30.0F);
   }
 }
 struct told_kinds {

@@ -209,7 +209,7 @@ class held_saves final : public tier_saves {
     if (!base) return;
     base_ = std::move(base);
     if (resumed) try {
-        tell_base();
+        tell_base(true);
       } catch (...) {  // the first save tries again, and tells
       }
   }
@@ -224,6 +224,7 @@ class held_saves final : public tier_saves {
   void hold(save_job job, std::uint64_t plan_digest, bool alone) override {
     const auto whole = job.progress;
     store_has_all_ = true;  // when close() has succeeded
+    tell_if_stored(storing_);
     if (alone) {
       newest_ = make_owned<save_job>(job);
     } else {
@@ -247,7 +248,7 @@ class held_saves final : public tier_saves {
     whole->begin_holding();
     if (pieces_ != nullptr) pieces_->expect(job.context, whole);
     try {
-      tell_base();
+      tell_base(alone);
       if (job.metadata != nullptr) tier_->keep_plan(plan_digest, *job.metadata);
       job.writer = writer_;
       const auto progress = job.progress;
@@ -312,6 +313,7 @@ class held_saves final : public tier_saves {
     if (storing_ == nullptr || !storing_->finished()) return;
     const auto done = std::exchange(storing_, nullptr);
     committed_ |= done->committed();
+    tell_if_stored(done);
     if (done->committed())
       stored_ = done->report().step;
     else if (persisting_ && persisting_->strict && late_ != lateness::thrown)
@@ -331,12 +333,26 @@ class held_saves final : public tier_saves {
              "See whether the store answers";
     });
   }
-  void tell_base() {
+  /// `alone`: the save that goes on from there, if there is one yet, goes to no store.
+  void tell_base(bool alone) {
     if (!base_) return;
     // Nothing that was saved before becomes held after it.
     static_cast<void>(holder_.drain(deadline::in(holding_timeout)));
     tier_->go_on_from(*base_);
-    base_.reset();
+    told_base_ = std::exchange(base_, std::nullopt);
+    stored_before_ = alone ? storing_ : nullptr;
+  }
+  /// Where the store has a save that goes on from there, and the tier does not hold it.
+  void tell_if_stored(const std::shared_ptr<save_progress>& storing) noexcept {
+    if (!told_base_ || storing == nullptr || storing == stored_before_ || !storing->committed() ||
+        storing->held())
+      return;
+    try {
+      told_base_->is_stored = true;
+      tier_->go_on_from(*told_base_);
+      told_base_.reset();
+    } catch (...) {  // the next one that it has tries again
+    }
   }
   [[nodiscard]] bool holds_some() const noexcept {
     try {
@@ -356,7 +372,9 @@ class held_saves final : public tier_saves {
       deadline::clock::now();  // the last save to the store, or the beginning
   std::shared_ptr<save_services> services_;
   any_writer writer_;
-  std::optional<tier_base> base_;           // of the saves to come, where they have none yet
+  std::optional<tier_base> base_;                 // of the saves to come, where they have none yet
+  std::optional<tier_base> told_base_;            // until the store has one of them
+  std::shared_ptr<save_progress> stored_before_;  // what went to the store before the first of them
   bool store_has_all_ = false;              // that the tier holds, or will have it when close() has succeeded
   std::shared_ptr<save_progress> storing_;  // the save that went to the store last; null: it has ended
   // Where the store counts: whether it was waited for in vain, and what kept one before it from the store.

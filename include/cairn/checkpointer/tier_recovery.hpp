@@ -162,6 +162,7 @@ class tier_recovery final : public tier_loads {
                                  std::current_exception());
     }
     tier_base base{.step = step, .runs = {}};
+    know_held();
     if (from != nullptr) led_by(from->run);
     try {
       auto& reader = services_->reader();
@@ -180,6 +181,15 @@ class tier_recovery final : public tier_loads {
       known_runs_.erase(known_runs_.begin() + max_runs / 2, known_runs_.end() - max_runs / 2);
     base.runs = known_runs_;
     base_ = std::move(base);
+  }
+  /// The saves to come are later than all that is held.
+  void know_held() noexcept {
+    try {
+      std::vector<std::string> damaged;  // find() tells
+      for (const auto& h : spread_ != nullptr ? held_ : tier_->held(damaged))
+        if (!detail::contains(known_runs_, h.run)) known_runs_.push_back(h.run);
+    } catch (...) {  // what another run left may be taken for newer than they, until it is given up
+    }
   }
   /// Each place gives up what is not loaded.
   void tell_places(deadline until) {
@@ -256,6 +266,13 @@ class tier_recovery final : public tier_loads {
             "step " +
             std::to_string(stored.back()) + " of the store");
     }
+    const auto all = found;
+    std::erase_if(found, [&](const held_step& h) {
+      const bool left =
+          is_left_behind(h, all, [](const held_step& other) -> const held_step& { return other; });
+      if (left) given_up_.push_back(h);
+      return left;
+    });
     return found;
   }
   /// Who made the newest checkpoint of the store that can be read; nothing: nobody tells. @throws storage_error

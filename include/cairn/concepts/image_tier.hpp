@@ -8,6 +8,7 @@
 #include <cairn/model/image_layout.hpp>
 #include <cairn/model/metadata.hpp>
 #include <cairn/model/record.hpp>
+#include <cairn/model/save_context.hpp>
 #include <cairn/system/algorithm.hpp>
 #include <cairn/system/callback.hpp>
 
@@ -59,17 +60,32 @@ void order_by_runs(Saves& saves, const Held& held) {
          --j)
       std::swap(saves[j - 1], saves[j]);
 }
+/// Whether a save was left by one of `others`: a later one, of the same run or of one that went on from it, of an earlier
+/// step. The job had gone back before it; what was left is given up only once that save is held, and may still be there.
+template <class Others, class Held>
+[[nodiscard]] bool is_left_behind(const held_step& which, const Others& others, const Held& held) {
+  return detail::any_of(others, [&](const auto& each) {
+    const held_step& later = held(each);
+    if (later.step >= which.step) return false;
+    if (later.run == which.run)
+      return save_count_of(later.run, later.step, later.attempt) >
+             save_count_of(which.run, which.step, which.attempt);
+    return later.runs && detail::contains(*later.runs, which.run);
+  });
+}
 }  // namespace detail
 
 /// What a run goes on from.
 struct tier_base {
   /// The checkpoint that it resumed or loaded last; nothing where there was none.
   std::optional<std::int64_t> step;
-  /// The runs whose saves it knows of: those that led to that checkpoint, and the one that saved the newest of
-  /// the store. What another run commits is newer than this one.
+  /// The runs whose saves it knows of: those that led to that checkpoint, those of which the tier held any, and the one that
+  /// saved the newest of the store. What another run commits is newer than this one.
   std::vector<run_id> runs;
   /// The saves that this run had begun by then; see save_count_of. A rank may hold the next one before rank 0 tells.
   std::uint64_t saves = 0;
+  /// The store has a save that goes on from it.
+  bool is_stored = false;
 };
 
 /// The image of one rank as a tier holds it, for who copies it elsewhere. As long as it or a copy of it lives, or `pin`, the
@@ -152,9 +168,10 @@ class image_tier {
   virtual void when_held(detail::callback<void(const held_step&)> call) = 0;
   /// Gives up what the tier holds of a save, on all ranks. Called by rank 0. @throws storage_error
   virtual void withdraw(const held_step& which) = 0;
-  /// The saves to come go on from here: gives up all saves after base.step, and tells base.runs with those that
-  /// are held from now on. Called by rank 0, before its first save after each load; other
-  /// ranks may hold theirs already, which stay (base.saves).
+  /// The saves to come go on from here: tells base.runs with those that are held from now on, and gives up all saves after
+  /// base.step that were there (base.saves) once all ranks hold one of those to come, or the store has it (base.is_stored):
+  /// a save that fails costs nothing that was held. Called by rank 0, before its first save after each load, and
+  /// again where that one is stored and not held; other ranks may hold theirs already, which stay.
   /// @throws storage_error
   virtual void go_on_from(const tier_base& base) = 0;
   /// The job has ended in order: removes all that this rank has in the tier.

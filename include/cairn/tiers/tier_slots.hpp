@@ -97,8 +97,8 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   void reserve(std::uint64_t bytes, deadline until);
   /// See image_tier.
   void when_held(callback<void(const held_step&)> call) { held_call_ = std::move(call); }
-  /// Says what the saves to come go on from; see tier_base.
-  void set_base(const tier_base& base);
+  /// See image_tier.
+  void go_on_from(const tier_base& base);
   /// Waits until the image of a save is complete, with its digests, and on a disk writes it: from here on it is held. @throws storage_error,
   /// timeout_error (timeout_staging)
   void hold(const save_context& c, const staged_image& image, deadline until);
@@ -123,6 +123,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   // Both under the lock and the exclusion.
   [[nodiscard]] std::optional<std::size_t> choose(std::uint64_t bytes, bool early);
   void choose_next() noexcept;
+  void give_up_left() noexcept;  // under the lock
   [[nodiscard]] std::optional<std::size_t> take(std::uint64_t bytes, deadline until);
   void remove_of_lost_ranks(const std::vector<held_name>& names, std::uint64_t newest_complete,
                             const std::vector<std::uint64_t>& generations) const;
@@ -141,6 +142,7 @@ class tier_slots : public std::enable_shared_from_this<tier_slots> {
   // Where other ranks hold saves elsewhere: the newest that all hold, and before the first one what the run goes on from.
   std::uint64_t held_by_all_ = 0;
   std::int64_t base_step_ = -1;
+  std::optional<tier_base> base_;  // as long as saves after it may have to go
   callback<void(const held_step&)> held_call_;
 };
 

@@ -77,7 +77,13 @@ CAIRN_BODY std::vector<surviving_step> find_surviving_steps(std::span<const std:
     if (step.missing.empty() && !save.has_plan) step.missing = "none of the tiers has its plan";
     steps.push_back(std::move(step));
   }
-  detail::order_by_runs(steps, [](const surviving_step& s) -> const held_step& { return s.which; });
+  const auto held = [](const surviving_step& s) -> const held_step& { return s.which; };
+  detail::order_by_runs(steps, held);
+  // A save that cannot be made whole is none that the job could have told to be held.
+  std::vector<surviving_step> whole;
+  for (const auto& s : steps)
+    if (s.missing.empty()) whole.push_back(s);
+  std::erase_if(steps, [&](const surviving_step& s) { return detail::is_left_behind(s.which, whole, held); });
   return steps;
 }
 

@@ -216,22 +216,7 @@ CAIRN_BODY void local_tier::withdraw(const held_step& which) {
   });
 }
 CAIRN_BODY void local_tier::go_on_from(const tier_base& base) {
-  auto& directory = slots_->directory();
-  const auto& user = directory.user();
-  for (const auto& n : directory.held_names()) {
-    // Of each rank of this run that is here, it is told itself.
-    if (directory.is_spread() && n.rank != user.rank &&
-        !(directory.first_here() && directory.is_elsewhere(n.rank)))
-      continue;
-    const bool since = n.run == user.run && save_count_of(n.run, n.step, n.attempt) > base.saves;
-    if (!since && (!base.step || n.step > *base.step)) directory.remove_record(n);
-  }
-  directory.remove_pieces([&](const detail::held_name& n) {
-    if (n.rank != user.rank && !(directory.first_here() && directory.is_elsewhere(n.rank))) return false;
-    const bool since = n.run == user.run && save_count_of(n.run, n.step, n.attempt) > base.saves;
-    return !since && (!base.step || n.step > *base.step);
-  });
-  slots_->set_base(base);
+  slots_->go_on_from(base);
 }
 CAIRN_BODY void local_tier::end() noexcept {
   slots_->end();

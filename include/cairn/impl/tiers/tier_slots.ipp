@@ -94,6 +94,7 @@ CAIRN_BODY bool tier_slots::linked(const slot& s) const noexcept {
 CAIRN_BODY std::optional<std::size_t> tier_slots::take(std::uint64_t bytes, deadline until) {
   const std::lock_guard lock(mutex_);
   directory_.come_back();
+  give_up_left();
   bytes_ = bytes;
   if (ready_) return std::exchange(ready_, std::nullopt);
   const tier_directory::exclusion alone(directory_, until);
@@ -148,8 +149,11 @@ CAIRN_BODY std::optional<std::size_t> tier_slots::choose(std::uint64_t bytes, bo
                      .allocated = s.memory != nullptr && s.memory->bytes().size() >= bytes && linked(s)};
     allocated += s.memory != nullptr;
     for (const auto& h : held)
-      if (h.rank == user.rank && h.slot == s.number)
+      if (h.rank == user.rank && h.slot == s.number) {
         state.generation = std::max(state.generation, numbers[key_of(h)]);
+        // What the job goes on from is the oldest of those that are there where it has gone back.
+        state.in_use |= base_ && h.step == base_->step;
+      }
     states.push_back(state);
   }
   // More than are wanted: of a run that kept more, or had a worker that lived on.
@@ -347,14 +351,49 @@ CAIRN_BODY void tier_slots::end() noexcept {
   directory_.end();
 }
 
-CAIRN_BODY void tier_slots::set_base(const tier_base& base) {
+CAIRN_BODY void tier_slots::go_on_from(const tier_base& base) {
   const std::lock_guard lock(mutex_);
+  give_up_left();
   runs_ = base.runs;
   base_step_ = base.step.value_or(-1);
+  base_ = base;
+  give_up_left();
+}
+/// Gives up what the job has left by going back, once a save that goes on from there survives.
+CAIRN_BODY void tier_slots::give_up_left() noexcept {
+  if (!base_) return;
+  try {
+    const auto& user = directory_.user();
+    const auto since = [&](const held_name& n) {
+      return n.run == user.run && save_count_of(n.run, n.step, n.attempt) > base_->saves;
+    };
+    const auto held = directory_.held_names();
+    const auto is_complete = [&](const held_name& n) {
+      return since(n) && std::count_if(held.begin(), held.end(), [&](const held_name& other) {
+                           return other.run == n.run && other.attempt == n.attempt;
+                         }) >= n.world_size;
+    };
+    if (!base_->is_stored && (directory_.is_spread() ? held_by_all_ <= base_->saves
+                                                     : std::none_of(held.begin(), held.end(), is_complete)))
+      return;
+    // Of each rank of this run that is here, it is told itself.
+    const auto is_looked_after = [&](const held_name& n) {
+      return n.rank == user.rank || (directory_.first_here() && directory_.is_elsewhere(n.rank));
+    };
+    const auto is_left = [&](const held_name& n) {
+      return !since(n) && (!base_->step || n.step > *base_->step);
+    };
+    for (const auto& n : held)
+      if (is_left(n) && (!directory_.is_spread() || is_looked_after(n))) directory_.remove_record(n);
+    directory_.remove_pieces([&](const held_name& n) { return is_left(n) && is_looked_after(n); });
+    base_.reset();
+  } catch (...) {  // the next save tries again; until then is_left_behind() tells
+  }
 }
 CAIRN_BODY void tier_slots::held_by_all(const held_step& which) noexcept {
   const std::lock_guard lock(mutex_);
   held_by_all_ = std::max(held_by_all_, save_count_of(which.run, which.step, which.attempt));
+  if (directory_.is_spread()) give_up_left();
 }
 CAIRN_BODY std::optional<held_name> tier_slots::name_of(const held_step& which) const {
   for (const auto& n : directory_.held_names())
@@ -416,6 +455,7 @@ CAIRN_BODY void tier_slots::hold(const save_context& c, const staged_image& imag
     const std::lock_guard lock(mutex_);
     const tier_directory::exclusion alone(directory_, until);
     directory_.publish_record(name);
+    give_up_left();
     choose_next();
   }
   if (held_call_) held_call_({c.step, c.run, c.attempt, c.world_size});
