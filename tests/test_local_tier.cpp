@@ -959,6 +959,38 @@ TEST_CASE("a step that the tier alone has and that runs crash from is passed ove
     CHECK(job.w.front() == 30.0F);
   }
 }
+/// Descriptors of this process that lead to this file.
+int descriptors_of(const std::string& path) {
+  int count = 0;
+  struct stat wanted {};
+  if (::stat(path.c_str(), &wanted) != 0) return 0;
+  for (const auto& each : fs::directory_iterator("/proc/self/fd")) {
+    struct stat s {};
+    count += ::stat(each.path().c_str(), &s) == 0 && s.st_ino == wanted.st_ino && s.st_dev == wanted.st_dev;
+  }
+  return count;
+}
+TEST_CASE("a job that is started while the one before it closes takes its place, and no third one does") {
+  for (const bool stays : {false, true}) {
+    CAPTURE(stays);  // the directory, such as where another rank has not ended
+    small_job job;
+    const auto lock = job.places.tier() + "/rank-00000.lock";
+    std::optional<cairn::any_checkpointer> first(std::in_place, job.start());
+    first->save(job.state, 1).wait();
+    if (stays) std::ofstream(job.places.tier() + "/rank-of-another.lock").put('x');
+    auto next = std::async(std::launch::async,
+                           [&] { return std::make_unique<cairn::any_checkpointer>(job.start()); });
+    while (descriptors_of(lock) < 2 && next.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+      std::this_thread::yield();
+    first->close();
+    first.reset();
+    std::unique_ptr<cairn::any_checkpointer> second;
+    CHECK_NOTHROW(second = next.get());
+    if (second == nullptr) continue;
+    CHECK_THROWS_AS(static_cast<void>(job.start()), cairn::usage_error);
+    second->save(job.state, 2).wait();
+  }
+}
 struct told_kinds {
   using cairn_role = cairn::role::observer;
   std::shared_ptr<std::vector<cairn::observation::event>> kinds;

@@ -42,6 +42,13 @@ namespace detail {
   if (file->get() < 0) fail_system(errno, "a file of the local tier could not be opened: " + path);
   return file;
 }
+/// Whether this is still the name of an open file.
+[[nodiscard]] inline bool is_name_of(const std::string& path, int file) noexcept {
+  struct stat named {};
+  struct stat opened {};
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(file, &opened) == 0 && named.st_ino == opened.st_ino &&
+         named.st_dev == opened.st_dev;
+}
 [[nodiscard]] inline bool lock_by(int file, deadline until) {
   for (backoff pause(std::chrono::microseconds(20), std::chrono::milliseconds(20));;) {
     if (::flock(file, LOCK_EX | LOCK_NB) == 0) return true;
@@ -159,6 +166,7 @@ CAIRN_BODY bool tier_directory::make() const {
     fail_system(errno, "the directory of the local tier could not be made: " + directory_);
   // Others may write in /dev/shm: what they put in the place of the directory is not followed.
   const file_descriptor opened(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (!opened.open() && errno == ENOENT) return make();  // an earlier job has just ended
   if (!opened.open() && (errno == ELOOP || errno == ENOTDIR))
     fail(error_id::usage_bad_option,
          "the directory of a local tier is a link to another place, or no directory: name the place itself, "
@@ -265,12 +273,32 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
 }
 CAIRN_BODY void tier_directory::take_rank() {
   const auto own = path(numbered("rank-%05d.lock", user_.rank));
-  auto lock = open_unforked(own);
-  if (!lock_by(lock->get(), deadline::in(std::chrono::seconds(3))))
+  std::unique_ptr<unforked_file> lock;
+  const auto until = deadline::in(std::chrono::seconds(3));
+  for (backoff pause(std::chrono::microseconds(20), std::chrono::milliseconds(20));;) {
+    // A job that ends beside this removes the file, and the directory where nothing else is there: a lock of what has no
+    // name any more keeps nobody away.
+    if (user_.rank == 0 || spread_) {
+      if (make()) sync_parent();
+    }
+    if (lock == nullptr || !is_name_of(own, lock->get()))
+      lock = std::make_unique<unforked_file>(own.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
+                                             ::mode_t{0600});
+    const int code = lock->get() < 0 ? errno : 0;
+    if (code == 0 && ::flock(lock->get(), LOCK_EX | LOCK_NB) == 0) {
+      if (is_name_of(own, lock->get())) break;
+    } else if (code == 0 && errno != EWOULDBLOCK && errno != EINTR) {
+      fail_system(errno, "a file of the local tier could not be locked");
+    }
+    if (code != 0 && code != ENOENT)
+      fail_system(code, "a file of the local tier could not be opened: " + own);
+    if (pause.wait(until)) continue;
+    if (code != 0) fail_system(code, "a file of the local tier could not be opened: " + own);
     fail(error_id::usage_bad_option,
          "another process is this rank of the local tier: give each job a directory of its own, and end the "
          "job before it is started again",
          {.rank = user_.rank, .file = own});
+  }
   // So that the others of this host can tell a rank of this run that was killed from one that this run has elsewhere.
   const auto mark = run_name(user_.run);
   if (::ftruncate(lock->get(), 0) != 0 ||
@@ -445,10 +473,11 @@ CAIRN_BODY void tier_directory::end() noexcept {
       // Of ranks that an earlier run had.
       const auto locked = rank_of_lock(each);
       const bool of_lost_rank = first_here() && locked && *locked >= user_.world_size;
-      if (shared_one || of_lost_rank || (of && (*of == user_.rank || *of >= user_.world_size)) ||
-          each == numbered("rank-%05d.lock", user_.rank))
+      if (shared_one || of_lost_rank || (of && (*of == user_.rank || *of >= user_.world_size)))
         files_->remove(path(each));
     }
+    // Last: the next job may take this rank from here on, and makes what it needs.
+    files_->remove(path(numbered("rank-%05d.lock", user_.rank)));
     static_cast<void>(::rmdir(directory_.c_str()));  // by the last rank, for which it is empty
   } catch (...) {                                    // what is left is taken over by the next run
   }
