@@ -89,10 +89,10 @@ inline void require_annotations(const retention_policy& policy, const prune_list
   detail::sort(names);
   detail::erase_repeated(names);
   for (const auto& name : names) similar.offer(name);
-  const auto near = similar.text();
+  const auto like_it = similar.text();
   fail(error_id::usage_unknown_name,
        "no checkpoint has a number in the annotation that is to say which are the best; nothing was removed" +
-           (near.empty() ? std::string() : "; near it: " + near),
+           (like_it.empty() ? std::string() : "; near it: " + like_it),
        {.item = missing.front()});
 }
 
