@@ -1180,6 +1180,23 @@ TEST_CASE("a tier is one job's") {
   });
   CHECK_MESSAGE(ends[0].good(), ends[0].text());
   CHECK(newest_held(places.tier()).step == 5);
+
+  // Whose it is cannot be read now: that is not nobody's.
+  const auto job = tier + "/job";
+  fs::remove(job);
+  fs::create_symlink("job", job);
+  const auto unread = one.run([=](rank_process&) {
+    try {
+      cairn::checkpointer ckpt{cairn::file_store{store}, cairn::local_tier{tier},
+                               cairn::checkpointer_options{.quiet = true}};
+    } catch (const cairn::error& e) {
+      expect(e.fields().file == job, e.what());
+      return;
+    }
+    expect(false, "a tier whose job cannot be read is refused");
+  });
+  CHECK_MESSAGE(unread[0].good(), unread[0].text());
+  CHECK(fs::is_symlink(job));
 }
 TEST_CASE("what a local tier cannot be is refused with a sentence") {
   scratch_directory store;

@@ -6,7 +6,6 @@
 #include <cairn/system/backoff.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/file_descriptor.hpp>
-#include <cairn/system/process_limits.hpp>
 #include <cairn/tiers/held_record.hpp>
 #include <cairn/tiers/tier_directory.hpp>
 
@@ -142,6 +141,13 @@ CAIRN_BODY std::optional<std::vector<std::byte>> tier_file(const std::string& pa
   return bytes;
 }
 
+/// Nothing where there is none; one that cannot be read now is not absent. @throws as tier_file()
+[[nodiscard]] inline std::optional<std::string> tier_text(const std::string& path) {
+  const auto bytes = tier_file(path);
+  if (!bytes) return std::nullopt;
+  return std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+}
+
 CAIRN_BODY tier_directory::exclusion::exclusion(const tier_directory& of, deadline until)
     : file_(of.choice_->get()) {
   if (!lock_by(file_, until))
@@ -228,7 +234,7 @@ CAIRN_BODY void tier_directory::put_durably(const std::string& temporary, const 
 
 CAIRN_BODY void tier_directory::check_job() const {
   const std::string wanted = "cairn local tier 2\n" + user_.job + "\n";
-  const auto there = kernel_file(path("job"));
+  const auto there = tier_text(path("job"));
   if (!there) {
     for (const auto& each : names())
       if (!is_tier_name(each))
@@ -263,7 +269,7 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
   choice_ = open_unforked(path("lock"));
   if (spread_) {
     const exclusion alone(*this, deadline::in(std::chrono::seconds(30)));
-    if (const auto first = kernel_file(path(mark)))
+    if (const auto first = tier_text(path(mark)))
       first_rank_ = static_cast<std::int32_t>(std::strtol(first->c_str(), nullptr, 10));
     else
       take_over(mark);
