@@ -32,6 +32,7 @@
 #include <stdexcept>
 #include <string>
 #include <support/bench.hpp>
+#include <support/own_server.hpp>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -146,14 +147,6 @@ std::pair<std::size_t, std::size_t> share_of(std::size_t bytes, int part, int pa
   return {begin, end - begin};
 }
 
-sockaddr_in loopback(std::uint16_t port) {
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_port = htons(port);
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return at;
-}
-
 // --- Both ways -----------------------------------------------------------------------------------------------------
 
 /// One way of carrying bytes: a link of two ranks, and the twin's port.
@@ -170,7 +163,7 @@ struct way {
       addresses.push_back(port->address());
     }
     listener = ::socket(AF_INET, SOCK_STREAM, 0);
-    auto at = loopback(0);
+    auto at = cairn_test::loopback(0);
     socklen_t size = sizeof at;
     need(::bind(listener, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0 &&
              ::listen(listener, 64) == 0 &&
@@ -209,7 +202,7 @@ struct way {
   void connect_twin() {
     for (int i = 0; i < connections; ++i) {
       const int made = ::socket(AF_INET, SOCK_STREAM, 0);
-      const auto at = loopback(twin_port);
+      const auto at = cairn_test::loopback(twin_port);
       need(::connect(made, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0,
            "the twin does not connect");
       wires.push_back(std::make_unique<wire>(made, context, false));

@@ -64,10 +64,10 @@ CAIRN_BODY void new_slot::fail_for_room(int code) const {
 
 CAIRN_BODY void new_slot::give_room() noexcept {
   // The first window waits for the first part, and each part for all cores.
-  constexpr std::uint64_t first = 4 * huge_mapping::unit, most = 16 * huge_mapping::unit;
+  constexpr std::uint64_t first_part = 4 * huge_mapping::unit, max_part = 16 * huge_mapping::unit;
   std::size_t bytes = 0;
   for (std::uint64_t at = 0; at < bytes_ && !stopped_; at += bytes) {
-    bytes = static_cast<std::size_t>(std::min(at == 0 ? first : most, bytes_ - at));
+    bytes = static_cast<std::size_t>(std::min(at == 0 ? first_part : max_part, bytes_ - at));
     const int code =
         allocate_part(file_.get(), at, mapped_->bytes().subspan(static_cast<std::size_t>(at), bytes));
     code_ = code;

@@ -113,6 +113,9 @@ namespace detail {
   std::snprintf(text, sizeof text, format, rank);
   return text;
 }
+[[nodiscard]] inline std::string rank_lock_name(std::int32_t rank) {
+  return numbered("rank-%05d.lock", rank);
+}
 
 CAIRN_BODY void fail_unreadable(int code, const std::string& what, const std::string& path) {
   try {
@@ -278,7 +281,7 @@ CAIRN_BODY void tier_directory::open(const tier_user& user) {
   }
 }
 CAIRN_BODY void tier_directory::take_rank() {
-  const auto own = path(numbered("rank-%05d.lock", user_.rank));
+  const auto own = path(rank_lock_name(user_.rank));
   std::unique_ptr<unforked_file> lock;
   const auto until = deadline::in(std::chrono::seconds(3));
   for (backoff pause(std::chrono::microseconds(20), std::chrono::milliseconds(20));;) {
@@ -315,7 +318,7 @@ CAIRN_BODY void tier_directory::take_rank() {
   known_.reset();
 }
 CAIRN_BODY void tier_directory::come_back() {
-  if (::access(path(numbered("rank-%05d.lock", user_.rank)).c_str(), F_OK) == 0 || errno != ENOENT) return;
+  if (::access(path(rank_lock_name(user_.rank)).c_str(), F_OK) == 0 || errno != ENOENT) return;
   if (make()) sync_parent();
   if (first_here()) check_job();
   take_rank();
@@ -332,7 +335,7 @@ CAIRN_BODY void tier_directory::take_over(const std::string& mark) {
 
 CAIRN_BODY bool tier_directory::is_elsewhere(std::int32_t rank) const {
   if (rank == user_.rank) return false;
-  const unforked_file file(path(numbered("rank-%05d.lock", rank)).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  const unforked_file file(path(rank_lock_name(rank)).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (file.get() < 0) return errno == ENOENT;  // for want of a descriptor nobody is elsewhere
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
   // Free, and of this run: it was killed here, and what it holds is for whoever starts the job again.
@@ -483,7 +486,7 @@ CAIRN_BODY void tier_directory::end() noexcept {
         files_->remove(path(each));
     }
     // Last: the next job may take this rank from here on, and makes what it needs.
-    files_->remove(path(numbered("rank-%05d.lock", user_.rank)));
+    files_->remove(path(rank_lock_name(user_.rank)));
     static_cast<void>(::rmdir(directory_.c_str()));  // by the last rank, for which it is empty
   } catch (...) {                                    // what is left is taken over by the next run
   }

@@ -80,14 +80,14 @@ struct counted_name {
   };
   if (!name.ends_with(safetensors_ending)) return std::nullopt;
   name.remove_suffix(safetensors_ending.size());
-  constexpr std::size_t most_digits = 9;
+  constexpr std::size_t max_digits = 9;
   const auto count = name.substr(name.size() - digits_at_end(name));
   name.remove_suffix(count.size());
-  if (count.empty() || count.size() > most_digits || !name.ends_with(of)) return std::nullopt;
+  if (count.empty() || count.size() > max_digits || !name.ends_with(of)) return std::nullopt;
   name.remove_suffix(of.size());
   const auto number = name.substr(name.size() - digits_at_end(name));
   name.remove_suffix(number.size());
-  if (number.empty() || number.size() > most_digits || !name.ends_with('-')) return std::nullopt;
+  if (number.empty() || number.size() > max_digits || !name.ends_with('-')) return std::nullopt;
   if (name.starts_with(shard)) {
     const auto rest = name.find_first_not_of("0123456789", shard.size());
     if (rest != std::string_view::npos && rest > shard.size() && name[rest] == '-')
@@ -109,14 +109,14 @@ CAIRN_BODY void require_all_parts(const foreign_listing& listing, const std::str
     while (last < found.size() && found[last].prefix == one.prefix && found[last].count == one.count) ++last;
     // Some count from 0.
     const std::uint64_t begin = one.number == 0 ? 0 : 1, end = begin + std::stoull(one.count);
-    constexpr std::size_t most_told = 5;
+    constexpr std::size_t max_told = 5;
     std::string missing;
     std::size_t told = 0;
     auto at = first;
-    for (auto number = begin; number < end && told <= most_told; ++number) {
+    for (auto number = begin; number < end && told <= max_told; ++number) {
       while (at < last && found[at].number < number) ++at;
       if (at < last && found[at].number == number) continue;
-      if (++told > most_told) {
+      if (++told > max_told) {
         missing += ", ...";
         break;
       }
