@@ -58,7 +58,7 @@ namespace fs = std::filesystem;
 
 /// A tensor in shards of uneven sizes, one that all ranks have, a value, and bytes of each rank's own.
 struct model {
-  static constexpr std::int64_t elements = 700'003;
+  std::int64_t elements;
   std::vector<float> part;
   std::vector<float> whole = std::vector<float>(50'001);
   std::int64_t value = -1;
@@ -66,7 +66,8 @@ struct model {
   std::int64_t first;
   int rank;
   state_dict state;
-  model(int of, int world, bool with_own) : first(elements * of / world), rank(of) {
+  model(int of, int world, bool with_own, std::int64_t of_all = 700'003)
+      : elements(of_all), first(elements * of / world), rank(of) {
     part.resize(static_cast<std::size_t>(elements * (of + 1) / world - first));
     state.tensor("part", part, shard{{elements}, {first}});
     state.tensor("whole", whole, {static_cast<std::int64_t>(whole.size())});
@@ -89,14 +90,14 @@ struct model {
           static_cast<std::byte>(static_cast<std::size_t>(step) * 5 + i + static_cast<std::size_t>(rank) * 7);
   }
   [[nodiscard]] bool is(std::int64_t step, int world, bool with_own) const {
-    model wanted(rank, world, with_own);
+    model wanted(rank, world, with_own, elements);
     wanted.train(step);
     return part == wanted.part && whole == wanted.whole && value == wanted.value &&
            (!with_own || own == wanted.own);
   }
 };
 
-enum class how { copies, parity };
+enum class how { copies, parity, parity_of_two };
 
 /// What the ranks of a run tell.
 struct run_result {
@@ -204,6 +205,7 @@ struct job {
   how by = how::copies;
   std::uint64_t persist_every = 1000;
   bool with_own = false;
+  std::int64_t elements = 700'003;
   int keep = 2;
   int every = 1;
   std::shared_ptr<lost_offers> lost_on_way = std::make_shared<lost_offers>();
@@ -232,6 +234,7 @@ struct job {
     };
 #if CAIRN_USES_PARITY + 0
     if (by == how::parity) return with(parity{.data = 3, .losses = 1, .every = 1});
+    if (by == how::parity_of_two) return with(parity{.data = 2, .losses = 2, .every = 1});
 #endif
     return with(partner_copies{.every = every});
   }
@@ -244,7 +247,7 @@ struct job {
     run_result result;
     std::mutex mutex;
     on_all_ranks(world, [&](int rank) {
-      model m(rank, world, with_own);
+      model m(rank, world, with_own, elements);
       auto ckpt = make(rank, group, links, result, mutex);
       const auto step = ckpt.resume(m.state);
       {
@@ -927,6 +930,79 @@ TEST_CASE("a piece with a flipped bit is not used, and an older step is taken th
   CHECK(again.warned + again.passed_over > 0);
   if (j.landed != nullptr) CHECK(*j.landed > 0);
 }
+
+#if CAIRN_USES_PARITY + 0
+// survives: piece-flipped, bit-flipped-on-hosts
+TEST_CASE("parity for two losses survives a lost host and a source that is damaged or cannot be read") {
+  enum class of { piece, image, unreadable_piece, unreadable_image };
+  for (const auto which : {of::piece, of::image, of::unreadable_piece, of::unreadable_image}) {
+    CAPTURE(static_cast<int>(which));
+    job j;
+    j.by = how::parity_of_two;
+    j.hosts = names_of(4, 4);
+    j.run(3);
+    j.lose("host0");
+    const bool piece = which == of::piece || which == of::unreadable_piece;
+    const auto tier = j.tier("host2");
+    const auto slot = newest(tier, 2, piece).value().slot;
+    const auto path = tier + "/" + (piece ? detail::piece_name(2, slot) : detail::slot_name(2, slot));
+    if (which == of::piece || which == of::image)
+      for (const ::off_t at : {10'000, 300'000}) flip(path, 4096 + at);
+    else
+      make_unreadable(path);
+    const auto again = j.run(4);
+    CHECK(again.right == 4);
+    CHECK(again.resumed == 3);
+    CHECK(again.from_tier);
+    CHECK(again.warned > 0);
+  }
+}
+TEST_CASE("an image that is rebuilt by parity asks for no more bytes than it is made of") {
+  job j;
+  j.by = how::parity;
+  j.elements = 5'000'011;  // images of several blocks
+  j.hosts = names_of(4, 4);
+  j.run(2);
+  j.lose("host1");
+  detail::redundancy_rebuilder rebuilder(any_redundancy(parity{.data = 3, .losses = 1}));
+  std::vector<std::string> damaged;
+  std::vector<surveyed_save> all;
+  for (const int host : {0, 2, 3}) {
+    const auto tier = j.tier("host" + std::to_string(host));
+    auto saves = detail::survey_images(tier, damaged);
+    rebuilder.survey(tier, saves, damaged);
+    add_survey(all, saves);
+  }
+  REQUIRE_FALSE(all.empty());
+  const auto& save = all.back();
+  std::vector<std::unique_ptr<rebuild_sources>> sources;
+  for (const int host : {0, 2, 3})
+    sources.push_back(rebuilder.sources(j.tier("host" + std::to_string(host)), save));
+  const auto rebuild = rebuilder.begin(j.tier("host0"), save, 1);
+  std::uint64_t asked = 0;
+  while (!rebuild->is_whole()) {
+    const auto wanted = rebuild->next(std::uint64_t{1} << 20);
+    std::vector<std::vector<std::byte>> memory(wanted.size());
+    std::vector<std::span<const std::byte>> parts(wanted.size());
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      asked += wanted[i].bytes;
+      for (const auto& source : sources) {
+        memory[i].resize(static_cast<std::size_t>(source->bytes(wanted[i])));
+        if (source->read(wanted[i], memory[i])) parts[i] = memory[i];
+        if (!parts[i].empty()) break;
+      }
+    }
+    rebuild->take(parts);
+  }
+  CHECK(rebuild->finish().empty());
+  CHECK(damaged.empty());
+  const auto name = newest(j.tier("host0"), 1, false);
+  REQUIRE(name);
+  const auto bytes = fs::file_size(j.tier("host0") + "/" + detail::slot_name(1, name->slot));
+  CHECK(bytes > 5'000'000);
+  CHECK(asked <= 3 * bytes);
+}
+#endif
 
 // survives: killed-in-recovery
 TEST_CASE("a rank that is killed in the middle of a recovery leaves what the next one finds") {

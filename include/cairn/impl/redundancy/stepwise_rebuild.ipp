@@ -5,6 +5,7 @@
 #include <cairn/redundancy/stepwise_rebuild.hpp>
 #include <cairn/redundancy/strip_reader.hpp>
 #include <cairn/redundancy/surviving_set.hpp>
+#include <cairn/system/algorithm.hpp>
 #include <cairn/system/digest.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/wire.hpp>
@@ -28,8 +29,8 @@ inline namespace v1 {
 namespace detail {
 
 /// See image_rebuild. First it asks for the records of the pieces of the set; then for blocks, a window at a time. What is
-/// made is verified by the digests of the image, which no wrong source passes. Where it is not what it was, the blocks of
-/// each source are verified, and what was to be made of a wrong one is made of others.
+/// made is verified by the digests of the image, which no wrong source passes. Where it is not what it was, whole blocks of
+/// each source are asked for, by whose digests they are verified, and what was to be made of a wrong one is made of others.
 class stepwise_rebuild final : public image_rebuild {
  public:
   stepwise_rebuild(any_redundancy by, std::string directory, const surveyed_save& all, std::int32_t lost,
@@ -61,7 +62,7 @@ class stepwise_rebuild final : public image_rebuild {
     // The window grows by whole parts until it asks for as much as is wanted.
     do {
       w.end = part_end(w.end);
-      w.ranges = ranges_of(made_of_->strips, table.begin(w.first), table.end(w.end - 1));
+      w.ranges = ranges_of(made_of_->strips, table.begin(w.first), table.end(w.end - 1), extent::exact);
       std::uint64_t total = 0;
       for (const auto& each : w.ranges) total += each.bytes;
       const auto parts = (table.end(w.end - 1) - table.begin(w.first)) / digest_block_bytes + 1;
@@ -90,8 +91,10 @@ class stepwise_rebuild final : public image_rebuild {
       const auto end = part_end(block);
       if (make(w, parts, block, end))
         made_ += end - block;
-      else
+      else if (auto whole = with_whole_blocks(w, block, end); has_all(w, whole))
         make_of_others(w, parts, block, end);
+      else
+        again_.push_back(std::move(whole));
       block = end;
     }
   }
@@ -266,14 +269,35 @@ class stepwise_rebuild final : public image_rebuild {
     if (bad->gone && first) made_of_ = without(set_.survivors);
     auto left = w.made_of->survivors;
     drop(left);
-    window others{.first = block, .end = end, .ranges = {}, .made_of = without(left)};
-    others.ranges = ranges_of(others.made_of->strips, begin, table.end(end - 1));
-    again_.push_back(std::move(others));
+    again_.push_back(
+        with_whole_blocks({.first = block, .end = end, .ranges = {}, .made_of = without(left)}, block, end));
   }
 
-  /// The whole blocks of all sources of these bytes.
+  /// Asks for what a part of a window is made of in such a way that it can be verified.
+  [[nodiscard]] window with_whole_blocks(const window& w, std::size_t block, std::size_t end) const {
+    const auto& table = own_table();
+    return {
+        .first = block,
+        .end = end,
+        .ranges = ranges_of(w.made_of->strips, table.begin(block), table.end(end - 1), extent::whole_blocks),
+        .made_of = w.made_of};
+  }
+  [[nodiscard]] static bool has_all(const window& w, const window& part) {
+    return detail::all_of(part.ranges, [&](const rebuild_range& wanted) {
+      return detail::any_of(w.ranges, [&](const rebuild_range& r) {
+        return r.rank == wanted.rank && r.what == wanted.what && r.begin <= wanted.begin &&
+               wanted.begin + wanted.bytes <= r.begin + r.bytes;
+      });
+    });
+  }
+
+  /// What is asked for of a source: the bytes of which others are made, or the blocks in which they lie, which have
+  /// digests. Sources do not begin where blocks do, so that whole blocks are up to twice as many bytes.
+  enum class extent { exact, whole_blocks };
+  /// Ranges of all sources of these bytes.
   [[nodiscard]] std::vector<rebuild_range> ranges_of(const std::vector<redundancy_strip>& strips,
-                                                     std::uint64_t begin, std::uint64_t end) const {
+                                                     std::uint64_t begin, std::uint64_t end,
+                                                     extent of_source) const {
     std::map<std::pair<std::int32_t, bool>, std::pair<std::uint64_t, std::uint64_t>> wanted;
     for (const auto& strip : strips) {
       const auto first = std::max(strip.begin, begin);
@@ -285,8 +309,9 @@ class stepwise_rebuild final : public image_rebuild {
         const auto at = from.begin + (first - strip.begin);
         const auto bytes = last - first;
         if (at >= table.bytes() || bytes > table.bytes() - at) continue;  // reading it tells
-        const auto low = table.begin(table.block_at(at));
-        const auto high = table.end(table.block_at(at + bytes - 1));
+        const bool exact = of_source == extent::exact;
+        const auto low = exact ? at : table.begin(table.block_at(at));
+        const auto high = exact ? at + bytes : table.end(table.block_at(at + bytes - 1));
         const auto [known, added] = wanted.try_emplace({from.member, from.piece}, low, high);
         if (!added)
           known->second = {std::min(known->second.first, low), std::max(known->second.second, high)};
