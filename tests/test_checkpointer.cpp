@@ -11,16 +11,20 @@
 #include <cairn/system/shared_event.hpp>
 
 #include "support/rounds.hpp"
+#include "support/sanitized.hpp"
 #include "support/scratch_directory.hpp"
 #include "support/small_trainings.hpp"
 #include "support/still_threads.hpp"
 
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -650,6 +654,46 @@ TEST_CASE("a trainer that updates right after before_update saves what a synchro
   }
 }
 
+#if !CAIRN_TEST_ADDRESS_SANITIZED && !CAIRN_TEST_THREAD_SANITIZED
+TEST_CASE("a thread that copies does not take the only processor from save()") {
+  ::cpu_set_t before;
+  REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
+  ::cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(::sched_getcpu(), &one);
+  REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);  // threads that it starts inherit it
+  const auto preemptions = [] {
+    ::rusage use{};
+    REQUIRE(::getrusage(RUSAGE_THREAD, &use) == 0);
+    return use.ru_nivcsw;
+  };
+  constexpr int saves = 40;
+  int preempted = 0;
+  {
+    std::vector<std::vector<float>> tensors(8, std::vector<float>(1 << 20));
+    cairn::state_dict state;
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      state.tensor("weight" + std::to_string(i), tensors[i], {1 << 20});
+    cairn::checkpointer ckpt{cairn::memory_store{}, cairn::overlapped{}, cairn::keep_last{1}, quiet};
+    ckpt.prepare(state);
+    for (int step = 1; step <= saves; ++step) {
+      for (int i = 0; i < 10; ++i) std::this_thread::yield();  // to what is left of the save before
+      // Whoever has computed for longer than its slice is set aside whenever the system looks.
+      for (const auto begin = std::chrono::steady_clock::now();
+           std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(6);) {
+      }
+      const auto until_here = preemptions();
+      const auto save = ckpt.save(state, step);
+      preempted += preemptions() != until_here;
+      ckpt.before_update();
+      save.wait();
+    }
+  }
+  REQUIRE(::sched_setaffinity(0, sizeof before, &before) == 0);
+  // Ticks of the system and other processes may do it, too; a copy thread would every time.
+  CHECK(preempted < saves / 2);
+}
+#endif
 TEST_CASE("before_update of an item waits for that item; a save is confirmed when all were waited for") {
   cairn::memory_store store;
   layers t;

@@ -230,6 +230,7 @@ class save_path {
     std::shared_ptr<const image_layout> whole;  // with what is linked, where the layout is without
     source_table sources;
     std::int64_t copy_begin = 0;
+    std::int64_t cpu_before_copy = 0;
     save_report cost;
     bool persisted = true;
 
@@ -313,6 +314,7 @@ class save_path {
     saves_.before_copying(save.planned, save.layout, save.sources);
     const auto stage_begin = deadline::clock::now();
     save.copy_begin = steady_now();
+    save.cpu_before_copy = thread_cpu_now() - save.cpu_begin;
     const span_note span(save.journal(), span_kind::stage);
     auto image =
         stager_.stage(save.layout, save.sources, {.overlapped = overlapped_, .digest = digests_in_copy_},
@@ -349,8 +351,12 @@ class save_path {
     for (const auto& f : save.layout->linked) cost.linked_bytes += f.bytes;
     cost.items = save.whole->items.size();
     cost.blocked_seconds = seconds_since(save.begin);
+    // While copy threads are at work, this one is not to ask for its processor time: where one of them waits for the same
+    // processor, Linux would give it to that one for some ms then, in the middle of save().
+    const auto cpu = overlapped_ ? save.cpu_before_copy + (steady_now() - save.copy_begin)
+                                 : thread_cpu_now() - save.cpu_begin;
     cost.copying = {::getpid(), image.resident() ? save.layout->bytes : 0, 0,
-                    1e-9 * static_cast<double>(thread_cpu_now() - save.cpu_begin)};
+                    1e-9 * static_cast<double>(cpu)};
     save.progress->set_copying(save.copy_begin,
                                image.digested() ? span_kind::copy_and_hash : span_kind::copy);
     save.progress->note([&](save_report& r) { r = cost; });
