@@ -29,6 +29,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -654,6 +656,36 @@ TEST_CASE("a trainer that updates right after before_update saves what a synchro
   }
 }
 
+/// Threads of this process with such a name.
+std::vector<std::string> threads_named(const std::string& name) {
+  std::vector<std::string> found;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string its;
+    std::ifstream file(task.path() / "comm");
+    if (std::getline(file, its) && its == name) found.push_back(task.path().filename());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+TEST_CASE("prepare() starts the threads of saves, so that the first one need not") {
+  std::vector<float> weight(1 << 20);
+  cairn::state_dict state;
+  state.tensor("weight", weight, {1 << 20});
+  cairn::checkpointer ckpt{cairn::memory_store{}, cairn::overlapped{},
+                           cairn::heap_stager{{}, cairn::host_copy{{.threads = 3}}}, quiet};
+  ckpt.prepare(state);
+  const auto until = cairn::deadline::in(std::chrono::seconds(30));
+  while (threads_named("cairn copy").size() < 3 || threads_named("cairn save").empty()) {
+    REQUIRE_FALSE(until.passed());
+    std::this_thread::yield();
+  }
+  const auto copy = threads_named("cairn copy"), save = threads_named("cairn save");
+  const auto saved = ckpt.save(state, 1);
+  ckpt.before_update();
+  saved.wait();
+  CHECK(threads_named("cairn copy") == copy);
+  CHECK(threads_named("cairn save") == save);
+}
 #if !CAIRN_TEST_ADDRESS_SANITIZED && !CAIRN_TEST_THREAD_SANITIZED
 TEST_CASE("a thread that copies does not take the only processor from save()") {
   ::cpu_set_t before;

@@ -29,7 +29,7 @@ struct thread_executor_options {
   std::shared_ptr<rate_clock> clock = nullptr;
 };
 
-/// An Executor that writes and commits in a thread while training goes on. The thread starts with the
+/// An Executor that writes and commits in a thread while training goes on. The thread starts with prepare() or the
 /// first job. The destructor waits for all jobs, each at most until save_context::longest() after its
 /// submission; after that it detaches the thread.
 class thread_executor {
@@ -47,6 +47,8 @@ class thread_executor {
   thread_executor& operator=(thread_executor&&) noexcept;
   ~thread_executor();
 
+  // See PreparesEarly.
+  void prepare();
   void submit(save_job job);
   [[nodiscard]] bool drain(deadline until);
 

@@ -32,6 +32,8 @@ class copy_threads {
   copy_threads& operator=(const copy_threads&) = delete;
 
   void copy(std::shared_ptr<image_fill> fill, deadline until);
+  /// Starts the threads, as far as the system gives any. @throws std::bad_alloc
+  void prepare();
 
  private:
   struct shared {
@@ -55,6 +57,8 @@ class copy_threads {
   [[nodiscard]] std::shared_ptr<const image_ranges> ranges_of(
       const std::shared_ptr<const image_layout>& layout, bool early_first);
   void start(const std::shared_ptr<copy_job>& job, int helpers, bool needed);
+  /// @pre locked
+  void start_workers(int count);
 
   detail::owned<shared> state_;
   int threads_;

@@ -37,6 +37,7 @@ class heap_stager {
   [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout, const source_table& sources,
                                    stage_options options, deadline until);
   void prepare(const image_layout& layout, deadline until);
+  void prepare(const source_table& sources);
   [[nodiscard]] int depth() const noexcept;
 
  private:

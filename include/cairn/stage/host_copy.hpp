@@ -13,6 +13,7 @@ inline namespace v1 {
 
 class image_fill;
 class rate_clock;
+class source_table;
 struct item_source;
 namespace detail {
 class copy_threads;
@@ -33,9 +34,9 @@ struct host_copy_options {
   std::shared_ptr<rate_clock> clock = nullptr;
 };
 
-/// A CopyEngine that copies with the CPU, from and to memory that it can address. The first copy that
-/// needs threads starts them; they sleep between copies. The destructor waits for images in progress and
-/// joins the threads.
+/// A CopyEngine that copies with the CPU, from and to memory that it can address. prepare() starts its threads, else the
+/// first copy that needs some; they sleep between copies. The destructor waits for images in progress and joins the
+/// threads.
 class host_copy {
  public:
   template <class M>
@@ -53,6 +54,8 @@ class host_copy {
   // See CopyEngine.
   void check(const item_source& source) const;
   void copy(std::shared_ptr<image_fill> fill, deadline until);
+  // See PreparingCopyEngine.
+  void prepare(const source_table& sources);
 
  private:
   detail::owned<detail::copy_threads> threads_;

@@ -31,6 +31,8 @@ class tier_stager {
   [[nodiscard]] staged_image stage(std::shared_ptr<const image_layout> layout, const source_table& sources,
                                    stage_options options, deadline until);
   void prepare(const image_layout& layout, deadline until);
+  // See PreparesSources.
+  void prepare(const source_table& sources);
   [[nodiscard]] int depth() const noexcept;
 
  private:

@@ -62,6 +62,9 @@ CAIRN_BODY thread_executor::thread_executor(thread_executor&&) noexcept = defaul
 CAIRN_BODY thread_executor& thread_executor::operator=(thread_executor&&) noexcept = default;
 CAIRN_BODY thread_executor::~thread_executor() = default;
 
+CAIRN_BODY void thread_executor::prepare() {
+  thread_->prepare();
+}
 CAIRN_BODY void thread_executor::submit(save_job job) {
   job.progress->notes().write_limit = limit_;
   thread_->submit(std::move(job));

@@ -138,9 +138,13 @@ CAIRN_BODY std::shared_ptr<const image_ranges> copy_threads::ranges_of(
   return cut_;
 }
 
-CAIRN_BODY void copy_threads::start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {
-  std::unique_lock lock(state_->mutex);
-  while (state_->workers.size() < static_cast<std::size_t>(helpers)) {
+CAIRN_BODY void copy_threads::prepare() {
+  const std::lock_guard lock(state_->mutex);
+  start_workers(threads_);
+}
+
+CAIRN_BODY void copy_threads::start_workers(int count) {
+  while (state_->workers.size() < static_cast<std::size_t>(count)) {
     auto hash = detail::make_owned<hash_state>();
     state_->running.reserve(state_->workers.size() + 1);
     state_->workers.reserve(state_->workers.size() + 1);
@@ -152,6 +156,11 @@ CAIRN_BODY void copy_threads::start(const std::shared_ptr<copy_job>& job, int he
       break;  // fewer threads do it too
     state_->workers.push_back(std::move(worker));
   }
+}
+
+CAIRN_BODY void copy_threads::start(const std::shared_ptr<copy_job>& job, int helpers, bool needed) {
+  std::unique_lock lock(state_->mutex);
+  start_workers(helpers);
   if (needed && state_->workers.empty()) fail_for_threads("to copy");
   state_->jobs.push_back(job);
   lock.unlock();

@@ -35,11 +35,15 @@ CAIRN_BODY staged_image heap_stager::stage(std::shared_ptr<const image_layout> l
 CAIRN_BODY void heap_stager::prepare(const image_layout& layout, deadline until) {
   inside_->prepare(layout, until);
 }
+CAIRN_BODY void heap_stager::prepare(const source_table& sources) {
+  inside_->prepare(sources);
+}
 CAIRN_BODY int heap_stager::depth() const noexcept {
   return inside_->depth();
 }
 
-static_assert(Stager<heap_stager>, "heap_stager must model Stager");
+static_assert(Stager<heap_stager> && PreparesSources<heap_stager>,
+              "heap_stager must model Stager and PreparesSources");
 
 }  // namespace v1
 }  // namespace cairn

@@ -40,6 +40,9 @@ CAIRN_BODY void host_copy::check(const item_source& source) const {
 CAIRN_BODY void host_copy::copy(std::shared_ptr<image_fill> fill, deadline until) {
   threads_->copy(std::move(fill), until);
 }
+CAIRN_BODY void host_copy::prepare(const source_table&) {
+  threads_->prepare();
+}
 
 }  // namespace v1
 }  // namespace cairn

@@ -77,6 +77,11 @@ CAIRN_BODY void tier_stager::prepare(const image_layout& layout, deadline until)
   if (slots_->directory().on_disk()) return memory().prepare(layout, until);
   slots_->reserve(detail::tier_bytes_for(layout), until);
 }
+CAIRN_BODY void tier_stager::prepare(const source_table& sources) {
+  process_.check("a stager was used in a child after fork(); make one there");
+  if (slots_->directory().on_disk()) return memory().prepare(sources);
+  engine_.prepare(sources);
+}
 CAIRN_BODY shared_stager& tier_stager::memory() {
   if (!memory_)
     memory_ = detail::make_owned<shared_stager>(buffered_stager_options{.depth = 2}, host_copy(options_));
