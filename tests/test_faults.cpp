@@ -653,6 +653,102 @@ TEST_CASE("after max_consecutive_failures save throws, when its own save is unde
   CHECK(p.open().list() == std::vector<std::int64_t>{4, 5});
 }
 
+TEST_CASE("an overlapped save that has begun when save() throws is committed") {
+  // No part of `with` handles what save() throws: it ends the checkpointer.
+  const auto training = [](const std::shared_ptr<store_faults>& faults, auto& t, auto... with) {
+    auto options = patient();
+    options.max_consecutive_failures = 3;
+    cairn::checkpointer ckpt{std::move(with)..., cairn::overlapped{}, options};
+    faults->fail_at(store_call::create, 0, true);
+    for (const std::int64_t step : {1, 2, 3}) {
+      t.fill(step);
+      const auto handle = ckpt.save(t.state, step);
+      ckpt.before_update();
+      CHECK(thrown_by([&] { handle.wait(); }).id == error_id::storage_io);
+    }
+    faults->clear();
+    t.fill(4);
+    ckpt.save(t.state, 4);
+  };
+  const cairn::memory_store store;
+  const auto faults = std::make_shared<store_faults>();
+  training_state t(0, 1, small);
+  CHECK(thrown_by([&] { training(faults, t, faulty_store(store, faults)); }).id ==
+        error_id::usage_too_many_failures);
+  cairn::checkpointer reader{store, patient()};
+  CHECK(reader.list() == std::vector<std::int64_t>{4});
+  reader.load(t.state, 4);
+  CHECK(t.is(4));
+}
+
+TEST_CASE("a save that reads the memory of training fails when save() no longer waits for it") {
+  const cairn::memory_store store;
+  const auto faults = std::make_shared<store_faults>();
+  std::vector<float> weights(1 << 20, 1.0F);
+  cairn::state_dict state;
+  state.tensor("weights", weights, {1 << 20});
+  auto options = patient();
+  options.timeout = std::chrono::seconds(3);
+  options.when_busy = cairn::busy_policy::queue;
+  {
+    cairn::checkpointer ckpt{faulty_store(store, faults), cairn::no_staging{}, options};
+    std::binary_semaphore go_on(0);
+    faults->add({.kind = store_call::publish_new, .action = [&](std::string_view) { go_on.acquire(); }});
+    (void)thrown_by([&] { ckpt.save(state, 1); });
+    std::fill(weights.begin(), weights.end(), 2.0F);
+    cairn::save_handle second;
+    CHECK_NOTHROW(second = ckpt.save(state, 2));  // its writer does not even begin to read in time
+    std::fill(weights.begin(), weights.end(), 3.0F);
+    go_on.release();
+    REQUIRE(second.valid());
+    CHECK(second.failed());
+    CHECK(thrown_by([&] { second.wait(); }).id == error_id::timeout_staging);
+    (void)thrown_by([&] { ckpt.close(); });
+  }
+  const auto steps = cairn::checkpointer{store, patient()}.list();
+  CHECK(std::find(steps.begin(), steps.end(), 2) == steps.end());
+}
+
+TEST_CASE("prepare() waits for no buffer that an earlier save has") {
+  const cairn::memory_store store;
+  training_state t(0, 1, small), other(0, 1, {});
+  auto options = patient();
+  options.timeout = std::chrono::seconds(10);
+  cairn::checkpointer ckpt{store, cairn::overlapped{}, options};
+  t.fill(1);
+  const auto handle = ckpt.save(t.state, 1);
+  // The save has its buffer until before_update(), to which its trainer comes after this.
+  ckpt.prepare(t.state);
+  ckpt.prepare(other.state);
+  ckpt.prepare(t.state);
+  ckpt.before_update();
+  handle.wait();
+  CHECK(ckpt.list() == std::vector<std::int64_t>{1});
+}
+
+TEST_CASE("waiting for a buffer is told as no processor time") {
+  const cairn::memory_store store;
+  const auto faults = std::make_shared<store_faults>();
+  training_state t(0, 1, small);
+  auto options = patient();
+  options.when_busy = cairn::busy_policy::queue;
+  cairn::checkpointer ckpt{faulty_store(store, faults), cairn::overlapped{}, options};
+  ckpt.prepare(t.state);
+  faults->add({.kind = store_call::publish_new, .action = [&](std::string_view) {
+                 std::this_thread::sleep_for(std::chrono::seconds(2));  // a store that is slow
+               }});
+  double longest = 0, cpu = 0;
+  for (const std::int64_t step : {1, 2, 3, 4, 5}) {
+    const auto handle = ckpt.save(t.state, step);
+    ckpt.before_update();
+    const auto report = handle.report();
+    if (report.stage_seconds > longest) longest = report.stage_seconds, cpu = report.copying.cpu_seconds;
+  }
+  ckpt.close();
+  REQUIRE(longest > 0.5);
+  CHECK(cpu < longest / 2);
+}
+
 TEST_CASE("another dtype or shape on one rank alone is an error of load on all ranks") {
   place p;
   none_failed(p.ranks(2, [&](int rank, communicator comm) {

@@ -192,6 +192,24 @@ TEST_CASE("a load, or a change of the state's structure, has frozen items writte
   CHECK(loads(store, 6));
 }
 
+TEST_CASE("where the step is removed whose files a save would link, it writes them") {
+  cairn_test::scratch_directory scratch;
+  const auto root = scratch.path() + "/run";
+  adapted t;
+  cairn::checkpointer ckpt{cairn::file_store{root}, quiet()};
+  for (const std::int64_t step : {10, 20, 30}) {
+    t.train(step);
+    const auto save = ckpt.save(t.state, step);
+    save.wait();
+    CHECK((save.report().linked_bytes > 0) == (step == 20));
+    if (step == 10) ckpt.save(t.state, 11).wait(), ckpt.remove(10);  // not the newest
+    if (step == 20) ckpt.remove(20);
+  }
+  t.spoil();
+  CHECK(ckpt.resume(t.state) == 30);
+  CHECK(t.is(30));
+}
+
 TEST_CASE("frozen items of another state, or at another address, are written anew") {
   const cairn::memory_store store;
   std::vector<float> one(2'000, 1.0F), two(2'000, 2.0F), three(2'000, 3.0F);

@@ -247,7 +247,8 @@ TEST_CASE("prepare allocates all buffers, and stage none") {
     const auto a = stager.stage(c.layout, c.sources, {}, soon());
     const auto b = stager.stage(c.layout, c.sources, {}, soon());
     CHECK(*live == 3);
-    CHECK_THROWS_AS(stager.prepare(*c.layout, deadline::in(std::chrono::milliseconds(1))), timeout_error);
+    stager.prepare(*c.layout, deadline::in(std::chrono::milliseconds(1)));  // waits for none of them
+    CHECK(*live == 3);
   }
   stager.prepare(*c.layout, soon());
   CHECK(*live == 3);

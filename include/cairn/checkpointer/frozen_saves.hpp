@@ -75,6 +75,11 @@ class frozen_saves {
     }
     return false;
   }
+  /// The step is removed: where its files would be linked, the next save writes everything.
+  void removed(std::int64_t step) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (detail::any_of(saves_, [&](const save& s) { return s.attempt.step == step; })) saves_.clear();
+  }
   /// The next save writes frozen items anew: memory may have other values than it had.
   void forget() noexcept {
     const std::lock_guard lock(mutex_);

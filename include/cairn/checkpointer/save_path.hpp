@@ -148,6 +148,7 @@ class save_path {
   }
   /// Before a load changes memory.
   void before_load() noexcept { frozen_->forget(); }
+  void before_remove(std::int64_t step) noexcept { frozen_->removed(step); }
 
   /// Joins what the next save() says about its checkpoint.
   void annotate(const annotations& said) { said_.merge(said); }
@@ -207,7 +208,11 @@ class save_path {
     }
     if (!overlapped_) {
       // Where nothing is staged, the writer gives the memory back; a failure is on the handle.
-      save.progress->wait_released(deadline::in(options_.timeout));
+      try {
+        save.progress->wait_released(deadline::in(options_.timeout));
+      } catch (...) {  // what is read of the memory from here on is not what it was
+        save.progress->give_up(std::current_exception());
+      }
       if (!save.progress->wait_handed_over(deadline::in(options_.handover_timeout)))
         saves_.warn_late(save.progress);
     }
@@ -352,9 +357,11 @@ class save_path {
     cost.items = save.whole->items.size();
     cost.blocked_seconds = seconds_since(save.begin);
     // While copy threads are at work, this one is not to ask for its processor time: where one of them waits for the same
-    // processor, Linux would give it to that one for some ms then, in the middle of save().
-    const auto cpu = overlapped_ ? save.cpu_before_copy + (steady_now() - save.copy_begin)
-                                 : thread_cpu_now() - save.cpu_begin;
+    // processor, Linux would give it to that one for some ms then, in the middle of save(). After a ms in stage() it has
+    // waited for a buffer: that is no processor time.
+    const auto staged = steady_now() - save.copy_begin;
+    const auto cpu =
+        overlapped_ && staged < 1'000'000 ? save.cpu_before_copy + staged : thread_cpu_now() - save.cpu_begin;
     cost.copying = {::getpid(), image.resident() ? save.layout->bytes : 0, 0,
                     1e-9 * static_cast<double>(cpu)};
     save.progress->set_copying(save.copy_begin,
@@ -371,6 +378,16 @@ class save_path {
   }
   save_handle enqueued(const std::shared_ptr<save_progress>& progress, bool begun = true) {
     saves_.set_last(progress);
+    try {
+      throw_earlier_failures(begun);
+    } catch (...) {
+      // Who does not catch it never comes to before_update(), which the save that has begun needs.
+      if (begun && overlapped_) saves_.before_update();
+      throw;
+    }
+    return save_handle(progress);
+  }
+  void throw_earlier_failures(bool begun) {
     if (const int failures = services_->failures_in_a_row();
         options_.max_consecutive_failures > 0 && failures >= options_.max_consecutive_failures)
       fail(error_id::usage_too_many_failures,
@@ -381,7 +398,6 @@ class save_path {
                ": who catches this trains on without a checkpoint until one succeeds. The last failure: " +
                services_->last_failure());
     if (held_ != nullptr) held_->throw_failure_of_store();
-    return save_handle(progress);
   }
   void prepare_buffers(const std::shared_ptr<const image_layout>& layout, const source_table& sources) {
     const auto prepare = [this, layout, sources] {

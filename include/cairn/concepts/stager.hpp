@@ -30,7 +30,8 @@ struct stage_options {
 ///   deadline (timeout_staging). Throws storage_error (storage_out_of_memory, storage_limit) where it
 ///   cannot allocate; it copies nothing then. The image holds a failure that comes after it has returned.
 /// - `prepare(layout, deadline)`: allocates and pre-faults the buffers that images of this layout need, so
-///   that stage() need not. A background thread may call it, but not while stage() runs.
+///   that stage() need not. A background thread may call it, but not while stage() runs. It does not wait for images
+///   that are alive: who would release them may wait for it.
 /// - `depth()`: the number of images that can exist at once, at least 1.
 ///
 /// One thread at a time calls stage and prepare. Any thread uses and destroys images, also after the

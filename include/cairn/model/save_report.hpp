@@ -29,11 +29,11 @@ struct save_report {
   bool plan_cached = false;  ///< the plan came from the cache: no message was sent
   /// The memory was copied after save() had returned.
   bool overlapped = false;
-  double wait_seconds = 0;  ///< in save(): for preparation, an earlier save or a free buffer
+  double wait_seconds = 0;  ///< in save(): for preparation or an earlier save
   double plan_seconds = 0;  ///< in save(): planning, with its messages
   double plan_saved_seconds =
       0;                     ///< that planning would have cost: what it did when the cached plan was made
-  double stage_seconds = 0;  ///< in save(): copying
+  double stage_seconds = 0;  ///< in save(): copying, and before it waiting for a free buffer
   double before_update_seconds = 0;  ///< in before_update(): waiting for the rest of the copy
   double blocked_seconds = 0;        ///< of the training thread in all
   double released_seconds = 0;       ///< from save() to released

@@ -61,18 +61,7 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
   [[nodiscard]] lease acquire(deadline until) {
     for (;;) {
       const auto seen = returned_.current();
-      {
-        const std::lock_guard lock(mutex_);
-        if (free_ > 0) {
-          --free_;
-          std::optional<Block> block;
-          if (!blocks_.empty()) {
-            block.emplace(std::move(blocks_.back()));
-            blocks_.pop_back();
-          }
-          return lease(this->shared_from_this(), std::move(block));
-        }
-      }
+      if (auto taken = acquire_free()) return std::move(*taken);
       if (until.passed())
         fail(error_id::timeout_staging,
              "no buffer of the stager became free in time: an earlier save is still being written; save less "
@@ -82,6 +71,18 @@ class buffer_pool : public std::enable_shared_from_this<buffer_pool<Block>> {
               .got = std::to_string(depth_)});
       returned_.wait(seen, until);
     }
+  }
+  /// Null where all are in use.
+  [[nodiscard]] std::optional<lease> acquire_free() {
+    const std::lock_guard lock(mutex_);
+    if (free_ == 0) return std::nullopt;
+    --free_;
+    std::optional<Block> block;
+    if (!blocks_.empty()) {
+      block.emplace(std::move(blocks_.back()));
+      blocks_.pop_back();
+    }
+    return lease(this->shared_from_this(), std::move(block));
   }
   [[nodiscard]] int depth() const noexcept { return depth_; }
   /// Frees the blocks that no lease holds.

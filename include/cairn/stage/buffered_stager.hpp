@@ -70,12 +70,15 @@ class buffered_stager {
             std::move(fill)};
   }
 
-  /// See Stager. Allocates all buffers of the pool, as far as the budget allows, and waits for those in use.
-  void prepare(const image_layout& layout, deadline until) {
+  /// See Stager. Allocates all buffers of the pool that are not in use, as far as the budget allows.
+  void prepare(const image_layout& layout, deadline) {
     check_process();
     detail::vector<lease_type> leases;
     for (int i = 0; i < depth(); ++i) {
-      leases.push_back(pool_->acquire(until));
+      // What is in use may be so until the caller goes on; its next image fits it.
+      auto free = pool_->acquire_free();
+      if (!free) return;
+      leases.push_back(std::move(*free));
       // Never waits for the budget: that would hold buffers while others wait for them.
       if (!fit(leases.back(), layout, {})) return;
     }

@@ -291,6 +291,7 @@ CAIRN_BODY void engine::remove(std::int64_t step) {
       static_cast<void>(detail::any_rank(in_->group, false, in_->after_peers(c.longest())));
     }
   }
+  in_->path.before_remove(step);
   static_cast<void>(read_once(
       in_->group,
       [&] {
