@@ -531,6 +531,26 @@ TEST_CASE("a checkpoint is written for many ranks without a look for what none o
   CHECK(cairn::compare_checkpoints(from, made, {.items = {"w"}}).equal());
 }
 
+TEST_CASE("a checkpoint is written for more ranks than there is anything to write") {
+  const cairn::memory_store store, target;
+  {
+    std::vector<float> few{1, 2, 3};
+    cairn::state_dict state;
+    state.tensor("few", few, {3});
+    cairn::checkpointer ckpt{store, quiet()};
+    ckpt.save(state, 1).wait();
+  }
+  auto from = opened(store);
+  const auto report = cairn::reshard_checkpoint(from, cairn::any_store(target), {.ranks = 5});
+  CHECK(report.complete);
+  std::vector<float> few(3);
+  cairn::state_dict state;
+  state.tensor("few", few, {3});
+  cairn::checkpointer ckpt{target, quiet()};
+  ckpt.load(state, 1);
+  CHECK(few == std::vector<float>{1, 2, 3});
+}
+
 TEST_CASE("who writes for several ranks waits for none whose record somebody removes before the commit") {
   cairn::memory_store target;
   const auto faults = std::make_shared<cairn_test::store_faults>();

@@ -192,6 +192,27 @@ TEST_CASE("a load, or a change of the state's structure, has frozen items writte
   CHECK(loads(store, 6));
 }
 
+TEST_CASE("frozen items are written anew where a save has another number of files before theirs") {
+  cairn_test::scratch_directory scratch;
+  adapted t;
+  cairn::state_dict base;
+  base.tensor("base", t.base, {static_cast<std::int64_t>(t.base.size())}, cairn::frozen);
+  auto with_adapter = base;
+  with_adapter.tensor("adapter", t.adapter, {1000});
+  cairn::checkpointer ckpt{cairn::file_store{scratch.path() + "/run"}, quiet()};
+  std::int64_t step = 0;
+  for (const auto* state : {&base, &with_adapter, &base, &with_adapter, &base})
+    CHECK_NOTHROW(ckpt.save(*state, ++step).wait());
+  const auto again = ckpt.save(base, ++step);
+  again.wait();
+  CHECK(again.report().linked_bytes > 0);
+  for (step = 1; step <= 6; ++step) {
+    t.spoil();
+    ckpt.load(base, step, cairn::partial);
+    CHECK(t.base[5'000] == 5'000.0F);
+  }
+}
+
 TEST_CASE("where the step is removed whose files a save would link, it writes them") {
   cairn_test::scratch_directory scratch;
   const auto root = scratch.path() + "/run";

@@ -27,7 +27,7 @@ struct image_segment {
 struct linked_file {
   std::uint64_t bytes = 0;     ///< of the file
   std::uint64_t items = 0;     ///< in it
-  std::uint64_t contents = 0;  ///< digest of key, offset in the file and size of each item
+  std::uint64_t contents = 0;  ///< digest of its number, and of key, offset in the file and size of each item
   std::uint64_t header = 0;    ///< digest of its header
   friend bool operator==(const linked_file&, const linked_file&) = default;
 };

@@ -20,6 +20,7 @@ CAIRN_BODY std::vector<linked_file> frozen_files(const image_layout& layout) {
     if (!segment.frozen) continue;
     linked_file file{segment.bytes, 0, 0, digest(segment.header)};
     digest_stream contents;
+    contents.put(k);
     for (const auto& i : layout.items) {
       if (i.segment != k) continue;
       contents.put(i.key.name).put(i.key.box).put(i.begin - segment.begin).put(i.bytes);

@@ -61,6 +61,7 @@ CAIRN_BODY std::optional<record> linked_files::record_with_files(const save_atte
     for (std::size_t k = 0; k < files_.size(); ++k) {
       linked_file there{r.files[first_ + k].bytes, 0, 0, files_[k].header};
       digest_stream contents;
+      contents.put(static_cast<std::uint32_t>(first_ + k));
       for (const auto& i : r.items) {
         if (i.file != first_ + k) continue;
         contents.put(i.key.name).put(i.key.box).put(i.offset).put(i.bytes);
