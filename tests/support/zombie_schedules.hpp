@@ -175,7 +175,7 @@ class schedule {
         } else {
           const cairn::any_store linking{zombie_store(s)};
           const std::vector<cairn::linked_file> files = {
-              {bytes.size(), 0, cairn::digest_stream().value(), 0}};
+              {bytes.size(), 0, cairn::digest_stream().put(std::uint32_t{1}).value(), 0}};
           cairn::detail::linked_files linked(linking, {}, c, files, 1);
           linked.link(cairn::deadline::in(seconds(4)));
           linked.add_to(r);
