@@ -12,9 +12,11 @@
 #include <cairn/stage/memory_limits.hpp>
 #include <cairn/stage/no_staging.hpp>
 #include <cairn/system/digest.hpp>
+#include <cairn/system/digesting_copy.hpp>
 #include <cairn/system/process_limits.hpp>
 #include <cairn/system/rate_limiter.hpp>
 #include <cairn/system/shared_event.hpp>
+#include <cairn/system/streaming_copy.hpp>
 
 #include <doctest/doctest.h>
 #include <support/stager_conformance.hpp>
@@ -27,11 +29,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <optional>
+#include <random>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -235,6 +242,28 @@ TEST_CASE("buffers are kept, and replaced when they are too small") {
   CHECK(address(small) == grown);
   CHECK(address(a_little_larger) == grown);
   CHECK(*live == 1);
+}
+
+TEST_CASE("copies that stream, and those that digest, are right at any place and of any length") {
+  std::mt19937_64 random(7);
+  std::vector<std::byte> from(120'000), to(from.size());
+  for (auto& each : from) each = static_cast<std::byte>(random());
+  for (int i = 0; i < 400; ++i) {
+    const auto bytes = static_cast<std::size_t>(random() % (i % 4 == 0 ? 110'000 : 20'000));
+    const auto source = static_cast<std::size_t>(random() % 5000),
+               target = static_cast<std::size_t>(random() % 5000);
+    std::fill(to.begin(), to.end(), std::byte{1});
+    auto wanted = to;
+    std::memcpy(wanted.data() + target, from.data() + source, bytes);
+    detail::hash_state hash;
+    if (i % 2 == 0)
+      detail::streaming_copy(to.data() + target, from.data() + source, bytes);
+    else
+      detail::digesting_copy(to.data() + target, from.data() + source, bytes, hash);
+    detail::streamed_copies_done();
+    CHECK(to == wanted);
+    if (i % 2 != 0) CHECK(hash.value() == digest(std::span<const std::byte>(from).subspan(source, bytes)));
+  }
 }
 
 TEST_CASE("prepare allocates all buffers, and stage none") {

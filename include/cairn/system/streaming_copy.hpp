@@ -14,30 +14,50 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+#if defined(__SSE2__)
+/// One line of 64 bytes; `to` is a multiple of that.
+inline void stream_line(std::byte* to, const std::byte* from) noexcept {
+  const auto* in = reinterpret_cast<const __m128i*>(from);
+  auto* out = reinterpret_cast<__m128i*>(to);
+  const __m128i a = _mm_loadu_si128(in);
+  const __m128i b = _mm_loadu_si128(in + 1);
+  const __m128i c = _mm_loadu_si128(in + 2);
+  const __m128i d = _mm_loadu_si128(in + 3);
+  _mm_stream_si128(out, a);
+  _mm_stream_si128(out + 1, b);
+  _mm_stream_si128(out + 2, c);
+  _mm_stream_si128(out + 3, d);
+}
+/// Copies as many multiples of so many pages as there are, a few lines of each page in turns, and asks for the source of
+/// the next ones: a processor follows several pages at once, and at their ends waits for none. Half as much again as one
+/// page after the other (as in memcpy of glibc 2.33 and later). Returns how many bytes it copied.
+template <std::uint64_t Pages>
+[[nodiscard]] std::uint64_t stream_pages(std::byte* to, const std::byte* from, std::uint64_t bytes) noexcept {
+  constexpr std::uint64_t page = 4096, lines = 256, all = Pages * page;
+  std::uint64_t done = 0;
+  for (; bytes - done >= all; done += all)
+    for (std::uint64_t at = done; at < done + page; at += lines)
+      for (std::uint64_t p = 0; p < all; p += page)
+        for (std::uint64_t line = at + p; line < at + p + lines; line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(from + line + all), _MM_HINT_T1);  // never faults
+          stream_line(to + line, from + line);
+        }
+  return done;
+}
+#endif
+
 /// Copies without bringing the destination into the caches, which saves the read of each line before it is
 /// written; short copies are ordinary ones. streamed_copies_done() must follow before another thread is told.
 inline void streaming_copy(std::byte* to, const std::byte* from, std::uint64_t bytes) noexcept {
 #if defined(__SSE2__)
   if (bytes >= 4096) {
+    const auto copied = [&](std::uint64_t count) { to += count, from += count, bytes -= count; };
     const std::uint64_t head = (64 - reinterpret_cast<std::uintptr_t>(to) % 64) % 64;
     std::memcpy(to, from, head);
-    to += head, from += head, bytes -= head;
-    for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
-      // Streaming stores wait at each new page of the destination; a prefetch, which never faults, looks it
-      // up before: a sixth of the time where the memory is not the bound.
-      if (reinterpret_cast<std::uintptr_t>(to) % 4096 == 0)
-        _mm_prefetch(reinterpret_cast<const char*>(to + 4096), _MM_HINT_T0);
-      const auto* in = reinterpret_cast<const __m128i*>(from);
-      auto* out = reinterpret_cast<__m128i*>(to);
-      const __m128i a = _mm_loadu_si128(in);
-      const __m128i b = _mm_loadu_si128(in + 1);
-      const __m128i c = _mm_loadu_si128(in + 2);
-      const __m128i d = _mm_loadu_si128(in + 3);
-      _mm_stream_si128(out, a);
-      _mm_stream_si128(out + 1, b);
-      _mm_stream_si128(out + 2, c);
-      _mm_stream_si128(out + 3, d);
-    }
+    copied(head);
+    copied(stream_pages<4>(to, from, bytes));
+    copied(stream_pages<2>(to, from, bytes));
+    for (; bytes >= 64; copied(64)) stream_line(to, from);
   }
 #endif
   std::memcpy(to, from, bytes);
