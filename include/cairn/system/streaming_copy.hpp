@@ -57,7 +57,10 @@ inline void streaming_copy(std::byte* to, const std::byte* from, std::uint64_t b
     copied(head);
     copied(stream_pages<4>(to, from, bytes));
     copied(stream_pages<2>(to, from, bytes));
-    for (; bytes >= 64; copied(64)) stream_line(to, from);
+    while (bytes >= 64) {
+      stream_line(to, from);
+      copied(64);
+    }
   }
 #endif
   std::memcpy(to, from, bytes);
