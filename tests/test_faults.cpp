@@ -654,11 +654,14 @@ TEST_CASE("after max_consecutive_failures save throws, when its own save is unde
 }
 
 TEST_CASE("an overlapped save that has begun when save() throws is committed") {
-  // No part of `with` handles what save() throws: it ends the checkpointer.
-  const auto training = [](const std::shared_ptr<store_faults>& faults, auto& t, auto... with) {
+  const cairn::memory_store store;
+  const auto faults = std::make_shared<store_faults>();
+  training_state t(0, 1, small);
+  // What save() throws ends the checkpointer.
+  const auto training = [&] {
     auto options = patient();
     options.max_consecutive_failures = 3;
-    cairn::checkpointer ckpt{std::move(with)..., cairn::overlapped{}, options};
+    cairn::checkpointer ckpt{faulty_store(store, faults), cairn::overlapped{}, options};
     faults->fail_at(store_call::create, 0, true);
     for (const std::int64_t step : {1, 2, 3}) {
       t.fill(step);
@@ -670,11 +673,7 @@ TEST_CASE("an overlapped save that has begun when save() throws is committed") {
     t.fill(4);
     ckpt.save(t.state, 4);
   };
-  const cairn::memory_store store;
-  const auto faults = std::make_shared<store_faults>();
-  training_state t(0, 1, small);
-  CHECK(thrown_by([&] { training(faults, t, faulty_store(store, faults)); }).id ==
-        error_id::usage_too_many_failures);
+  CHECK(thrown_by(training).id == error_id::usage_too_many_failures);
   cairn::checkpointer reader{store, patient()};
   CHECK(reader.list() == std::vector<std::int64_t>{4});
   reader.load(t.state, 4);

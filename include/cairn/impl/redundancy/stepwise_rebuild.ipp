@@ -91,7 +91,7 @@ class stepwise_rebuild final : public image_rebuild {
       const auto end = part_end(block);
       if (make(w, parts, block, end))
         made_ += end - block;
-      else if (auto whole = with_whole_blocks(w, block, end); has_all(w, whole))
+      else if (auto whole = with_whole_blocks(w.made_of, block, end); has_all(w, whole))
         make_of_others(w, parts, block, end);
       else
         again_.push_back(std::move(whole));
@@ -269,18 +269,16 @@ class stepwise_rebuild final : public image_rebuild {
     if (bad->gone && first) made_of_ = without(set_.survivors);
     auto left = w.made_of->survivors;
     drop(left);
-    again_.push_back(
-        with_whole_blocks({.first = block, .end = end, .ranges = {}, .made_of = without(left)}, block, end));
+    again_.push_back(with_whole_blocks(without(left), block, end));
   }
 
-  /// Asks for what a part of a window is made of in such a way that it can be verified.
-  [[nodiscard]] window with_whole_blocks(const window& w, std::size_t block, std::size_t end) const {
+  /// Asks for what some blocks are made of in such a way that it can be verified.
+  [[nodiscard]] window with_whole_blocks(std::shared_ptr<const sources> made_of, std::size_t block,
+                                         std::size_t end) const {
     const auto& table = own_table();
-    return {
-        .first = block,
-        .end = end,
-        .ranges = ranges_of(w.made_of->strips, table.begin(block), table.end(end - 1), extent::whole_blocks),
-        .made_of = w.made_of};
+    window w{.first = block, .end = end, .ranges = {}, .made_of = std::move(made_of)};
+    w.ranges = ranges_of(w.made_of->strips, table.begin(block), table.end(end - 1), extent::whole_blocks);
+    return w;
   }
   [[nodiscard]] static bool has_all(const window& w, const window& part) {
     return detail::all_of(part.ranges, [&](const rebuild_range& wanted) {
