@@ -185,6 +185,14 @@ TEST_CASE("any_store: each capability is reached through the handle") {
     CHECK(same.figures().cached == 3);
     CHECK(reads.is_cached("cached", 1, 2));
     CHECK_FALSE(reads.is_cached("cached", 2, 1));
+    std::uint64_t digest = 0;
+    CHECK_FALSE(reads.copy("cached", 1, got, &digest));
+    const auto copies = cairn::any_store(copying_archetype{objects}).begin_reads();
+    CHECK_FALSE(copies.copy("cached", 0, got, &digest));
+    CHECK(copies.copy("cached", 1, got, nullptr));
+    CHECK(copies.copy("cached", 1, got, &digest));
+    CHECK(got == std::vector<std::byte>(3, std::byte{7}));
+    CHECK(digest == 42);
     const auto heirs = cairn::any_store(session_heir{objects}).begin_reads();
     heirs.read({&range, 1});
     CHECK(got == some_bytes());

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,7 +52,7 @@ struct fixture_on {
   cairn::basic_file_store<FileSystem> s{directory.path(), {.read_bytes = std::size_t{1} << 20}, fs};
   std::vector<std::byte> content = random_bytes(object_bytes);
 
-  fixture_on() { s.put_new("x", content); }
+  explicit fixture_on(const char* where = nullptr) : directory(where) { s.put_new("x", content); }
 
   /// Reads a range to `skew` bytes behind a multiple of 4096.
   bool right(std::size_t offset, std::size_t bytes, std::size_t skew) {
@@ -382,6 +383,131 @@ TEST_CASE("threads that read many files with few descriptors take them from one 
     CHECK(right.load() == files);
     f.fs.cache->max_open = SIZE_MAX;
   }
+}
+
+namespace {
+
+/// On a tmpfs, which lets the owner of a file have a lease.
+struct mapped_fixture : cached_fixture {
+  static constexpr std::size_t skew = 3;
+  std::vector<std::byte> memory = std::vector<std::byte>(object_bytes + 2 * 4096);
+  std::byte* to = memory.data() + skew;
+
+  mapped_fixture() : cached_fixture("/dev/shm") { fs.cache->all = fs.cache->leases = true; }
+
+  /// Copies a range, with its digest or without: whether it was to be had, and is right then.
+  template <class Reads>
+  bool copied(Reads& reads, std::size_t offset, std::size_t bytes, bool with_digest = true) {
+    std::fill(memory.begin(), memory.end(), std::byte{0x5a});
+    std::uint64_t digest = 0;
+    if (!reads.copy("x", offset, std::span(to, bytes), with_digest ? &digest : nullptr)) return false;
+    const std::span<const std::byte> expected(content.data() + offset, bytes);
+    CHECK(std::memcmp(to, expected.data(), bytes) == 0);
+    CHECK(to[-1] == std::byte{0x5a});
+    CHECK(to[bytes] == std::byte{0x5a});
+    if (with_digest) CHECK(digest == cairn::digest(expected));
+    return true;
+  }
+  /// Opens the file in order to truncate it: the errno with which the kernel refuses to do so just now, or 0.
+  [[nodiscard]] int truncate() const {
+    const int file = ::open((directory.path() + "/x").c_str(), O_WRONLY | O_TRUNC | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) return errno;
+    ::close(file);
+    return 0;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what the page cache has is copied from a mapping, at any offset, and nothing stays mapped") {
+  mapped_fixture f;
+  {
+    auto reads = f.s.begin_reads();
+    for (const bool with_digest : {true, false}) {
+      CHECK(f.copied(reads, 0, object_bytes, with_digest));
+      CHECK(f.copied(reads, 1, mebibyte, with_digest));
+      CHECK(f.copied(reads, object_bytes - 100'000, 100'000, with_digest));
+    }
+    CHECK(f.fs.cache->mapped == 1);
+    CHECK(f.fs.cache->cached_reads == 0);
+    CHECK(reads.figures().cached == 2 * (object_bytes + mebibyte + 100'000));
+    CHECK_FALSE(f.copied(reads, 0, 1000));  // read() is as good
+    f.fs.cache->all = false;
+    CHECK_FALSE(f.copied(reads, 0, mebibyte));
+    CHECK(f.right(reads, 0, mebibyte, 0));
+  }
+  CHECK(f.fs.cache->leased == 1);
+  CHECK(f.fs.cache->unmapped == 1);
+  CHECK(f.truncate() == 0);
+  auto reads = f.s.begin_reads();
+  std::uint64_t digest = 0;
+  CHECK_FALSE(reads.copy("y", 0, std::span(f.to, mebibyte), &digest));  // is not there
+}
+
+TEST_CASE("a long file is mapped a part at a time, by any number of threads") {
+  mapped_fixture f;
+  constexpr std::size_t blocks = 140;  // more than two parts
+  std::vector<std::byte> all;
+  for (std::size_t i = 0; i < blocks; ++i)
+    all.insert(all.end(), f.content.begin(), f.content.begin() + mebibyte);
+  f.s.put_new("long", all);
+  std::atomic<std::size_t> next{0}, right{0};
+  {
+    auto reads = f.s.begin_reads();
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&] {
+        std::vector<std::byte> to(mebibyte);
+        for (auto i = next++; i < blocks; i = next++) {
+          std::uint64_t digest = 0;
+          // Straddles two blocks, and so the end of a part now and then.
+          const auto offset = std::min(i * mebibyte + 12'345, all.size() - mebibyte);
+          right += reads.copy("long", offset, to, &digest) &&
+                   std::memcmp(to.data(), all.data() + offset, mebibyte) == 0 && digest == cairn::digest(to);
+        }
+      });
+    threads.clear();
+    CHECK(right == blocks);
+    CHECK(f.fs.cache->mapped >= 3);
+    CHECK(f.fs.cache->mapped <= f.fs.cache->unmapped + 1);
+  }
+  CHECK(f.fs.cache->mapped == f.fs.cache->unmapped);
+}
+
+TEST_CASE("who truncates a file waits until no copy is under way, and the next read tells of it") {
+  mapped_fixture f;
+  auto reads = f.s.begin_reads();
+  REQUIRE(f.copied(reads, 0, mebibyte));
+  CHECK(f.truncate() == EWOULDBLOCK);   // a process that waits goes on as soon as it may
+  CHECK(f.copied(reads, 0, mebibyte));  // by the kernel: nothing is mapped any more
+  CHECK(f.fs.cache->mapped == 1);
+  CHECK(f.fs.cache->unmapped == 1);
+  CHECK(f.fs.cache->cached_reads > 0);
+  CHECK(f.truncate() == 0);
+  CHECK_FALSE(f.copied(reads, 0, mebibyte));
+  CHECK_THROWS_AS((void)f.right(reads, 0, mebibyte, 0), cairn::corrupt_error);
+}
+
+TEST_CASE("what cannot be mapped is read, and digested on the way") {
+  for (const int what : {0, 1, 2, 3}) {
+    mapped_fixture f;
+    f.fs.cache->leases = what != 0;
+    f.fs.cache->unmappable = what == 1;
+    f.fs.cache->depopulates = what == 2;
+    if (what == 3) REQUIRE(f.truncate() == 0);
+    auto reads = f.s.begin_reads();
+    CHECK(f.copied(reads, 1, 2 * mebibyte) == (what != 3));
+    CHECK(f.copied(reads, 1, 2 * mebibyte, false) == (what != 3));
+    CHECK((f.fs.cache->cached_reads > 0) == true);
+    CHECK(f.fs.cache->mapped == f.fs.cache->unmapped);
+  }
+  // Behind the end of a file its last page has zeros, which are no bytes of it.
+  mapped_fixture f;
+  auto reads = f.s.begin_reads();
+  std::uint64_t digest = 0;
+  std::vector<std::byte> more(200'000);
+  CHECK_FALSE(reads.copy("x", object_bytes - more.size() + 1, more, &digest));
+  CHECK(f.fs.cache->mapped == 0);
 }
 
 TEST_CASE("keep_cached writes through the page cache, and begins early to send it on") {

@@ -40,9 +40,13 @@ struct cache_model {
   int stale = 0;                  ///< so many of the next direct and plain reads end with ESTALE
   int unreadable = 0;             ///< errno of direct and plain reads
   std::size_t max_open = SIZE_MAX;
+  bool leases = false;       ///< what is cached can be mapped, too
+  bool unmappable = false;   ///< but no mapping is to be had
+  bool depopulates = false;  ///< or its bytes are gone once they are asked for
 
   std::set<int> direct, open_files;
   std::size_t direct_writes = 0, plain_writes = 0, written_back = 0;
+  std::size_t leased = 0, mapped = 0, unmapped = 0;
   std::size_t opened_for_data = 0;  ///< files of tensors
   std::size_t asked_in_vain = 0;    ///< reads of what is cached that wanted more than is
   std::size_t opened = 0, asked = 0, cached_reads = 0, direct_reads = 0, plain_reads = 0, most_open = 0;
@@ -135,9 +139,30 @@ struct cached_file_system : cairn::posix_file_system {
     if (flips && n > 0) static_cast<std::byte*>(to)[n / 2] ^= std::byte{1};
     return n;
   }
+  [[nodiscard]] int lease(int file) const {
+    const std::lock_guard lock(cache->mutex);
+    if (!cache->leases) return -EACCES;
+    ++cache->leased;
+    return posix_file_system::lease(file);
+  }
+  [[nodiscard]] const std::byte* map(int file, std::uint64_t offset, std::size_t bytes) const {
+    const std::lock_guard lock(cache->mutex);
+    if (cache->unmappable) return nullptr;
+    ++cache->mapped;
+    return posix_file_system::map(file, offset, bytes);
+  }
+  void unmap(const std::byte* at, std::size_t bytes) const {
+    const std::lock_guard lock(cache->mutex);
+    ++cache->unmapped;
+    posix_file_system::unmap(at, bytes);
+  }
+  [[nodiscard]] bool populate(const std::byte* at, std::size_t bytes) const {
+    const std::lock_guard lock(cache->mutex);
+    return !cache->depopulates && posix_file_system::populate(at, bytes);
+  }
 };
 
-static_assert(cairn::CachingFileSystem<cached_file_system>);
+static_assert(cairn::MappingFileSystem<cached_file_system>);
 /// Reads in its own way: no read may go past it.
 struct derived_file_system : cairn::posix_file_system {
   [[nodiscard]] std::int64_t pread(int, void*, std::size_t, std::uint64_t) const { return -EIO; }

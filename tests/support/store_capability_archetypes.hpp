@@ -239,12 +239,31 @@ struct session_archetype : extended_archetype {
   session begin_reads() & { return session(objects); }
   cairn::memory_store objects;
 };
+struct copying_archetype : extended_archetype {
+  explicit copying_archetype(const cairn::memory_store& store) : extended_archetype(store), objects(store) {}
+  struct session : session_archetype::session {
+    using store_type = copying_archetype;
+    using session_archetype::session::session;
+    bool copy(std::string_view key, std::uint64_t offset, std::span<std::byte> destination,
+              std::uint64_t* digest) & {
+      if (key != "cached" || offset != 1) return false;
+      for (auto& b : destination) b = std::byte{7};
+      if (digest != nullptr) *digest = 42;
+      return true;
+    }
+  };
+  session begin_reads() & { return session(objects); }
+  cairn::memory_store objects;
+};
 /// Reads in its own way: sessions of its base would not come here.
 struct session_heir : session_archetype {
   using session_archetype::session_archetype;
 };
 
 static_assert(cairn::OffersReadSessions<session_archetype> && !cairn::OffersReadSessions<session_heir>);
+static_assert(cairn::OffersReadSessions<copying_archetype> &&
+              cairn::CopiesFromMemory<copying_archetype::session> &&
+              !cairn::CopiesFromMemory<session_archetype::session>);
 static_assert(cairn::SizesReads<sizing_archetype> && !cairn::SizesReads<telling_archetype>);
 static_assert(cairn::TracksWriters<telling_archetype> && cairn::MayTrackWriters<not_telling_archetype>);
 static_assert(cairn::AnnouncesWriters<announcing_archetype> &&

@@ -110,9 +110,9 @@ class any_store {
     using store_type = any_store;
     void read(std::span<const read_range> ranges) const;
     [[nodiscard]] bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) const;
-    /// See LendsMemory; null where the session does not lend.
-    [[nodiscard]] const std::byte* lent(std::string_view key, std::uint64_t offset,
-                                        std::uint64_t bytes) const noexcept;
+    /// See CopiesFromMemory; false where the session has none.
+    [[nodiscard]] bool copy(std::string_view key, std::uint64_t offset, std::span<std::byte> destination,
+                            std::uint64_t* digest) const;
     [[nodiscard]] read_figures figures() const;
 
    private:

@@ -53,7 +53,8 @@ struct read_session_face {
   virtual ~read_session_face() = default;
   virtual void read(std::span<const read_range> ranges) = 0;
   virtual bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) = 0;
-  virtual const std::byte* lent(std::string_view key, std::uint64_t offset, std::uint64_t bytes) noexcept = 0;
+  virtual bool copy(std::string_view key, std::uint64_t offset, std::span<std::byte> destination,
+                    std::uint64_t* digest) = 0;
   virtual read_figures figures() = 0;
 };
 
@@ -172,12 +173,13 @@ struct read_session_model final : read_session_face {
   bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) override {
     return session.is_cached(key, offset, bytes);
   }
-  const std::byte* lent([[maybe_unused]] std::string_view key, [[maybe_unused]] std::uint64_t offset,
-                        [[maybe_unused]] std::uint64_t bytes) noexcept override {
-    if constexpr (LendsMemory<R>)
-      return session.lent(key, offset, bytes);
+  bool copy([[maybe_unused]] std::string_view key, [[maybe_unused]] std::uint64_t offset,
+            [[maybe_unused]] std::span<std::byte> destination,
+            [[maybe_unused]] std::uint64_t* digest) override {
+    if constexpr (CopiesFromMemory<R>)
+      return session.copy(key, offset, destination, digest);
     else
-      return nullptr;
+      return false;
   }
   read_figures figures() override { return session.figures(); }
   R session;

@@ -51,14 +51,17 @@ concept OpensConnections = ByteStore<S> && requires(S& s) {
   { s.open_connections() } noexcept -> std::same_as<void>;
 };
 
-/// A ReadSession over memory that others may look at.
+/// A ReadSession that can copy what is in memory of this host and digest it in the same pass.
 ///
-/// - `lent(key, offset, bytes)`: where these bytes lie, unchanged until the session ends, so that they need not be read
-///   in order to be copied elsewhere; null where they cannot be had so. Counts as read(). Does not throw.
+/// - `copy(key, offset, destination, digest)`: true once the bytes are at their destination and their digest() in
+///   `*digest`, which may be null; counts as read() then. False where they cannot be had so: read() is the way then, and
+///   the destination may hold any bytes. Does not throw for an object that is not there.
 template <class R>
-concept LendsMemory = ReadSession<R> && requires(R& r, std::string_view key, std::uint64_t n) {
-  { r.lent(key, n, n) } noexcept -> std::same_as<const std::byte*>;
-};
+concept CopiesFromMemory =
+    ReadSession<R> && requires(R& r, std::string_view key, std::uint64_t offset,
+                               std::span<std::byte> destination, std::uint64_t* digest) {
+      { r.copy(key, offset, destination, digest) } -> std::same_as<bool>;
+    };
 
 /// A ByteStore that opens objects in order to read them, and can keep them open.
 ///

@@ -54,17 +54,18 @@ struct read_item {
 };
 
 /// How a rank's part of a load came about: where its bytes came from, and what its threads did, all of them together.
-/// For a file_store both numbers of bytes are 0 where nothing goes past the page cache: with direct_io =
-/// false, without O_DIRECT, and for requests of less than 64 KiB. Bytes that are read again because memory
-/// had them wrong are in neither.
+/// For a file_store requests of less than 64 KiB are in neither number of bytes, and where nothing goes past the page
+/// cache, as with direct_io = false or without O_DIRECT, only blocks are that it has all of. Bytes that are read again
+/// because memory had them wrong are in neither.
 struct load_stages {
   std::uint64_t bytes_cached = 0;  ///< of what was read: from memory of this host, such as the page cache
   std::uint64_t bytes_direct = 0;  ///< of what was read: from the device, past the page cache; in whole pages
   std::uint64_t requests = 0;      ///< to a service such as S3's; 0 where the store is none
   std::uint64_t hedges = 0;        ///< of these: second ones for bytes whose first request was slow
   double read_seconds = 0;         ///< reading, and waiting for it
-  double verify_seconds = 0;       ///< digests of what was read
-  double deliver_seconds = 0;      ///< copies and casts to where it goes; 0 for what was read straight there
+  double verify_seconds =
+      0;  ///< digests of what was read, but for what was copied from memory: reading has those
+  double deliver_seconds = 0;  ///< copies and casts to where it goes; 0 for what was read straight there
   // Processor time of all threads, without what they waited for:
   double read_cpu_seconds = 0;      ///< reading; with what a store decompresses
   double verify_cpu_seconds = 0;    ///< digests

@@ -125,6 +125,11 @@ bool file_read_session<F>::is_cached(std::string_view key, std::uint64_t offset,
   return opened(reader_).is_cached(key, offset, bytes);
 }
 template <FileSystem F>
+bool file_read_session<F>::copy(std::string_view key, std::uint64_t offset, std::span<std::byte> destination,
+                                std::uint64_t* digest) {
+  return opened(reader_).copy(key, offset, destination, digest);
+}
+template <FileSystem F>
 read_figures file_read_session<F>::figures() const noexcept {
   return reader_->figures();
 }

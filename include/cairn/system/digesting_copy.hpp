@@ -27,6 +27,19 @@ inline void digesting_copy(std::byte* to, const std::byte* from, std::uint64_t b
   }
 }
 
+/// The same with the digest of these bytes alone, where one is wanted; no other call must follow.
+inline void copy_and_digest(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                            std::uint64_t* digest) {
+  if (digest != nullptr) {
+    hash_state hash;
+    digesting_copy(to, from, bytes, hash);
+    *digest = hash.value();
+  } else {
+    streaming_copy(to, from, bytes);
+  }
+  streamed_copies_done();
+}
+
 }  // namespace detail
 }  // namespace v1
 }  // namespace cairn

@@ -34,8 +34,8 @@ void populate_huge(std::span<std::byte> block) noexcept;
 
 /// Gives memory that may not have been touched yet its pages at once, before it is written, instead of by a fault for
 /// each in the middle of a copy: the whole pages of it. Where they are there that is asked alone (under a microsecond a MiB); does
-/// nothing where the kernel cannot (before Linux 5.14). What the memory holds stays.
-void populate_destination(std::byte* to, std::size_t bytes) noexcept;
+/// nothing where the kernel cannot (before Linux 5.14). What the memory holds stays. Whether some were not there.
+bool populate_destination(std::byte* to, std::size_t bytes) noexcept;
 
 /// The same for the pages of a shared mapping that are to be read. False where the kernel does not say that all of them are
 /// there: its file may have become shorter, or memory is broken, so that touching them would end the process (SIGBUS).

@@ -62,7 +62,8 @@ class held_store {
   void remove(std::string_view key);
   [[nodiscard]] std::string describe() const { return describe_; }
   [[nodiscard]] held_session begin_reads() const;
-  /// See LendsMemory: an image on a tmpfs is mapped, as long as a copy of this store lives.
+  /// Where these bytes lie; null where they cannot be had so. An image on a tmpfs is mapped, as long as a copy of this
+  /// store lives.
   [[nodiscard]] const std::byte* lent(std::string_view key, std::uint64_t offset,
                                       std::uint64_t bytes) const noexcept;
   /// See held_step::runs.
@@ -93,8 +94,8 @@ class held_session {
       : store_(std::move(from)), bytes_(std::make_unique<std::atomic<std::uint64_t>>(0)) {}
   void read(std::span<const read_range> ranges);
   [[nodiscard]] bool is_cached(std::string_view, std::uint64_t, std::uint64_t) const noexcept { return true; }
-  [[nodiscard]] const std::byte* lent(std::string_view key, std::uint64_t offset,
-                                      std::uint64_t bytes) noexcept;
+  [[nodiscard]] bool copy(std::string_view key, std::uint64_t offset, std::span<std::byte> destination,
+                          std::uint64_t* digest);
   [[nodiscard]] read_figures figures() const noexcept { return {.cached = *bytes_, .direct = 0}; }
 
  private:

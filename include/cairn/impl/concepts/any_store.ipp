@@ -73,9 +73,9 @@ CAIRN_BODY bool any_store::read_session::is_cached(std::string_view key, std::ui
                                                    std::uint64_t bytes) const {
   return session_ != nullptr && session_->is_cached(key, offset, bytes);
 }
-CAIRN_BODY const std::byte* any_store::read_session::lent(std::string_view key, std::uint64_t offset,
-                                                          std::uint64_t bytes) const noexcept {
-  return session_ != nullptr ? session_->lent(key, offset, bytes) : nullptr;
+CAIRN_BODY bool any_store::read_session::copy(std::string_view key, std::uint64_t offset,
+                                              std::span<std::byte> destination, std::uint64_t* digest) const {
+  return session_ != nullptr && session_->copy(key, offset, destination, digest);
 }
 CAIRN_BODY read_figures any_store::read_session::figures() const {
   return session_ != nullptr ? session_->figures() : read_figures{};

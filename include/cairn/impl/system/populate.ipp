@@ -54,21 +54,25 @@ CAIRN_BODY void populate_huge(std::span<std::byte> block) noexcept {
   static_cast<void>(::madvise(block.data(), block.size(), madvise_collapse));
 }
 
-CAIRN_BODY void populate_destination(std::byte* to, std::size_t bytes) noexcept {
+CAIRN_BODY bool populate_destination(std::byte* to, std::size_t bytes) noexcept {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   auto first = (reinterpret_cast<std::uintptr_t>(to) + page - 1) / page * page;
   const auto last = (reinterpret_cast<std::uintptr_t>(to) + bytes) / page * page;
   // Most often all pages are there, which costs a tenth to ask of what it costs to try.
   std::array<unsigned char, 256> there;
+  bool is_new = false;
   while (first < last) {
     const auto length = std::min<std::uintptr_t>(last - first, there.size() * page);
     auto* const at = reinterpret_cast<void*>(first);
     if (::mincore(at, length, there.data()) != 0 ||
         !std::all_of(there.begin(), there.begin() + static_cast<std::ptrdiff_t>(length / page),
-                     [](unsigned char p) { return (p & 1) != 0; }))
+                     [](unsigned char p) { return (p & 1) != 0; })) {
       static_cast<void>(::madvise(at, length, madvise_populate_write));
+      is_new = true;
+    }
     first += length;
   }
+  return is_new;
 }
 
 CAIRN_BODY bool populate_source(const std::byte* from, std::size_t bytes) noexcept {

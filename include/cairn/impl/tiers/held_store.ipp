@@ -273,11 +273,13 @@ CAIRN_BODY void held_session::read(std::span<const read_range> ranges) {
   for (const auto& range : ranges) bytes_->fetch_add(range.destination.size(), std::memory_order_relaxed);
 }
 
-CAIRN_BODY const std::byte* held_session::lent(std::string_view key, std::uint64_t offset,
-                                               std::uint64_t bytes) noexcept {
-  const auto* const at = store_.lent(key, offset, bytes);
-  if (at != nullptr) bytes_->fetch_add(bytes, std::memory_order_relaxed);
-  return at;
+CAIRN_BODY bool held_session::copy(std::string_view key, std::uint64_t offset,
+                                   std::span<std::byte> destination, std::uint64_t* digest) {
+  const auto* const at = store_.lent(key, offset, destination.size());
+  if (at == nullptr) return false;
+  copy_and_digest(destination.data(), at, destination.size(), digest);
+  bytes_->fetch_add(destination.size(), std::memory_order_relaxed);
+  return true;
 }
 
 CAIRN_BODY std::vector<held_step> complete_saves(const std::string& directory,

@@ -130,12 +130,13 @@ class load_engine {
                   std::byte* scratch);
   /// Reads a little of some batches alone, one after another, where it is not in memory.
   void measure_latency(std::byte* bounce, reads_in_flight& wanted);
-  /// Gives the memory of the host that a block goes to its pages.
-  void populate(const needed_block& p) noexcept;
-  /// Reads a block that the store has in memory straight to where it goes: whether it has.
+  /// Gives the memory of the host that a block goes to its pages: whether some were not there.
+  bool populate(const needed_block& p) noexcept;
+  /// Copies a block that the store has in memory straight to where it goes, with its digest where the block has one:
+  /// whether it has it, and can do so.
+  [[nodiscard]] bool copy_from_memory(const needed_block& p, stage_watch& watch, std::uint64_t& digested);
+  /// The same for those that cannot, or not so small a block: without a digest.
   [[nodiscard]] bool read_cached(const needed_block& p, stage_watch& watch);
-  /// The same where the store lends its memory, with the digest of what was copied.
-  [[nodiscard]] std::optional<std::uint64_t> copy_lent(const needed_block& p, stage_watch& watch);
   void read_ranges(std::span<const read_range> ranges, bool stored, stage_watch& watch);
   /// Verifies a block that was read, and gives it to all destinations but the one that it was read to. Casts for
   /// devices take the end of their buffer, down from `scratch`. Where memory has bytes that are wrong, those that are

@@ -36,6 +36,8 @@ class file_read_session {
 
   void read(std::span<const read_range> ranges);
   [[nodiscard]] bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes);
+  [[nodiscard]] bool copy(std::string_view key, std::uint64_t offset, std::span<std::byte> destination,
+                          std::uint64_t* digest);
   [[nodiscard]] read_figures figures() const noexcept;
 
  private:

@@ -52,13 +52,27 @@ class file_reader {
     }
   }
 
+  [[nodiscard]] bool copy(std::string_view key, std::uint64_t offset, std::span<std::byte> to,
+                          std::uint64_t* digest) {
+    if constexpr (CachingFileSystem<F>) {
+      tree_.check_key(key);
+      const auto from = source_of(key);
+      if (!from_cache_ || !from->file.copy_cached(tree_.fs, tree_.io_alignment, tree_.options.direct_io,
+                                                  opener(key), to.data(), to.size(), offset, digest))
+        return false;
+      counts_.cached.fetch_add(to.size(), std::memory_order_relaxed);
+      return true;
+    } else {
+      return false;
+    }
+  }
+
   [[nodiscard]] bool is_cached(std::string_view key, std::uint64_t offset, std::uint64_t bytes) {
     if constexpr (CachingFileSystem<F>) {
       tree_.check_key(key);
       const auto from = source_of(key);
-      return from->file.is_cached(
-          tree_.fs, tree_.io_alignment, tree_.options.direct_io,
-          [&](int flags, int& error) { return open_object(key, error, flags); }, bytes, offset);
+      return from->file.is_cached(tree_.fs, tree_.io_alignment, tree_.options.direct_io, opener(key), bytes,
+                                  offset);
     } else {
       return false;
     }
@@ -115,6 +129,9 @@ class file_reader {
     return bytes;
   }
 
+  [[nodiscard]] auto opener(std::string_view key) {
+    return [this, key](int flags, int& error) { return open_object(key, error, flags); };
+  }
   /// Opens a regular file for reading; negative errno in `error`, -ENOENT also for what is no regular file.
   [[nodiscard]] handle open_object(std::string_view key, int& error, int flags = 0) {
     auto file = open_once(key, error, flags);

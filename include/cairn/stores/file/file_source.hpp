@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cairn/stores/file/file_io.hpp>
+#include <cairn/stores/file/mapped_file.hpp>
 #include <cairn/stores/file/posix_file_system.hpp>
+#include <cairn/system/digest.hpp>
 
 #include <fcntl.h>
 
@@ -55,6 +57,27 @@ class file_source {
     auto rest = read_fully(fs, file, to + t.done, bytes - static_cast<std::size_t>(t.done), offset + t.done);
     rest.done += t.done;
     return rest;
+  }
+  /// Copies what the page cache has all of, and digests it in the same pass where a digest is wanted: false where it has
+  /// less, or where that is not worth it; `to` may hold any bytes then.
+  template <class Open>
+  [[nodiscard]] bool copy_cached(F& fs, std::size_t block, bool direct_allowed, Open&& open, std::byte* to,
+                                 std::size_t bytes, std::uint64_t offset, std::uint64_t* digest) {
+    if (bytes < least_direct || !is_cached(fs, block, direct_allowed, open, bytes, offset)) return false;
+    const int file = buffered_file(open);
+    if (file < 0) return false;
+    if constexpr (MappingFileSystem<F>)
+      if (mapped_.copy(fs, file, to, bytes, offset, digest)) return true;
+    // In steps that are still in the processor's cache when they are digested.
+    constexpr std::size_t step = 256u << 10;
+    hash_state hash;
+    for (std::size_t at = 0; at < bytes; at += step) {
+      const auto n = std::min(step, bytes - at);
+      if (read_cached(fs, file, block, open, to + at, n, offset + at) != n) return false;
+      if (digest != nullptr) hash.put(to + at, n);
+    }
+    if (digest != nullptr) *digest = hash.value();
+    return true;
   }
   /// Whether the page cache has all of it, as far as that is known.
   template <class Open>
@@ -258,6 +281,7 @@ class file_source {
   std::mutex mutex_;
   file_handle<F> buffered_;
   file_handle<F> direct_;
+  mapped_file<F> mapped_;  // of buffered_: gone before it is closed
   std::uint64_t memory_alignment_ = 1;
   bool tried_direct_ = false;
   std::atomic<bool> refused_{false};

@@ -132,6 +132,28 @@ concept CachingFileSystem =
       requires std::same_as<typename F::caching_type, F>;
     };
 
+/// What a CachingFileSystem may offer besides: a look at what it keeps in memory, without a copy.
+///
+/// - `lease(file)`: 0 if whoever is going to write to the file or to truncate it has to wait from now on (for
+///   /proc/sys/fs/lease-break-time at most, 45 s), and nobody else changes it, such as another host. `file` is open for
+///   reading alone. -EACCES, -EAGAIN where it is another user's file, or somebody writes to it; -EOPNOTSUPP.
+/// - `is_leased(file)`: whether nobody waits yet.
+/// - `end_lease(file)`: those may go on. So does closing the file.
+/// - `map(file, offset, bytes)`: its bytes, to be read; null where that cannot be. The offset is a multiple of the size of
+///   a page; the range may end behind the file. `unmap(at, bytes)` ends it.
+/// - `populate(at, bytes)`: whether these bytes of a mapping can be read now without waiting for a device, and are part of
+///   the file: where they are not, reading them ends the process (SIGBUS).
+template <class F>
+concept MappingFileSystem = CachingFileSystem<F> && requires(F& f, int handle, const std::byte* at,
+                                                             std::size_t n, std::uint64_t offset) {
+  { f.lease(handle) } -> std::same_as<int>;
+  { f.is_leased(handle) } -> std::same_as<bool>;
+  { f.end_lease(handle) } -> std::same_as<void>;
+  { f.map(handle, offset, n) } -> std::same_as<const std::byte*>;
+  { f.unmap(at, n) } -> std::same_as<void>;
+  { f.populate(at, n) } -> std::same_as<bool>;
+};
+
 /// What a FileSystem may offer besides: files that share their blocks.
 ///
 /// - `link_across(old_directory, old_name, directory, name)`: as link_at, from one directory into another.
@@ -180,6 +202,14 @@ class posix_file_system {
   [[nodiscard]] std::int64_t read_cached(int file, void* to, std::size_t bytes,
                                          std::uint64_t offset) const noexcept;
   [[nodiscard]] int start_writing_back(int file, std::uint64_t offset, std::uint64_t bytes) const noexcept;
+  /// On ext4, xfs, btrfs, f2fs and tmpfs, where this user owns the file or has CAP_LEASE.
+  [[nodiscard]] int lease(int file) const noexcept;
+  [[nodiscard]] bool is_leased(int file) const noexcept;
+  void end_lease(int file) const noexcept;
+  [[nodiscard]] const std::byte* map(int file, std::uint64_t offset, std::size_t bytes) const noexcept;
+  void unmap(const std::byte* at, std::size_t bytes) const noexcept;
+  /// Linux 5.14.
+  [[nodiscard]] bool populate(const std::byte* at, std::size_t bytes) const noexcept;
   [[nodiscard]] int truncate(int file, std::uint64_t bytes) const noexcept;
   /// Reserves the space and makes the file that long. -EOPNOTSUPP where the file system cannot.
   [[nodiscard]] int allocate(int file, std::uint64_t bytes) const noexcept;
@@ -209,7 +239,7 @@ class posix_file_system {
   void quotas(int file, std::vector<quota_use>& out) const;
 };
 
-static_assert(CachingFileSystem<posix_file_system> && LinkingFileSystem<posix_file_system>);
+static_assert(MappingFileSystem<posix_file_system> && LinkingFileSystem<posix_file_system>);
 
 }  // namespace v1
 }  // namespace cairn

@@ -260,9 +260,11 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
   stage_watch watch;
   for (auto i = first; i < last; ++i) {
     const auto& p = blocks_[i];
-    populate(p);
+    const bool is_new = populate(p);
     watch.count_busy(populating_, end_of(p) - begin_of(p));
-    if (const auto digested = copy_lent(p, watch)) {
+    std::uint64_t digested = 0;
+    // Copies bypass the processor's cache, which has the pages that were just made: read() writes into it.
+    if (p.whole != nullptr && !is_new && copy_from_memory(p, watch, digested)) {
       take_block(p, p.whole, held, scratch, watch, digested);
       continue;
     }
@@ -293,15 +295,17 @@ CAIRN_BODY void load_engine::read_batch(std::size_t first, std::size_t last, std
   streamed_copies_done();
 }
 
-CAIRN_BODY void load_engine::populate(const needed_block& p) noexcept {
+CAIRN_BODY bool load_engine::populate(const needed_block& p) noexcept {
+  bool is_new = false;
   for (std::size_t k = 0; k < item_of(p).wants; ++k) {
     const auto& w = work_.wants[item_of(p).first_want + k];
     if (w.on_device()) continue;
     for_each_target(w, w.box.before(begin_of(p)), w.box.before(end_of(p)),
                     [&](std::byte* to, std::uint64_t, std::uint64_t bytes) {
-                      populate_destination(to, static_cast<std::size_t>(bytes / w.from * w.to));
+                      is_new |= populate_destination(to, static_cast<std::size_t>(bytes / w.from * w.to));
                     });
   }
+  return is_new;
 }
 
 CAIRN_BODY bool load_engine::read_cached(const needed_block& p, stage_watch& watch) {
@@ -313,15 +317,15 @@ CAIRN_BODY bool load_engine::read_cached(const needed_block& p, stage_watch& wat
   return true;
 }
 
-CAIRN_BODY std::optional<std::uint64_t> load_engine::copy_lent(const needed_block& p, stage_watch& watch) {
-  if (p.whole == nullptr || item_of(p).digests == nullptr || stored_ || gate_ != nullptr) return {};
-  const auto bytes = end_of(p) - begin_of(p);
-  const auto* const from = reads_.lent(file_of(p).key, item_of(p).offset + begin_of(p), bytes);
-  if (from == nullptr) return {};
-  hash_state hash;
-  digesting_copy(p.whole, from, bytes, hash);
-  watch.count_busy(reading_, bytes);
-  return hash.value();
+CAIRN_BODY bool load_engine::copy_from_memory(const needed_block& p, stage_watch& watch,
+                                              std::uint64_t& digested) {
+  if (stored_ || gate_ != nullptr) return false;
+  const std::span<std::byte> block(p.whole, static_cast<std::size_t>(end_of(p) - begin_of(p)));
+  if (!reads_.copy(file_of(p).key, item_of(p).offset + begin_of(p), block,
+                   item_of(p).digests != nullptr ? &digested : nullptr))
+    return false;
+  watch.count_busy(reading_, block.size());
+  return true;
 }
 
 CAIRN_BODY void load_engine::read_ranges(std::span<const read_range> ranges, bool stored,

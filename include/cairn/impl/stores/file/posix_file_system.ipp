@@ -4,6 +4,7 @@
 #include <cairn/stores/file/file_system_kinds.hpp>
 #include <cairn/stores/file/posix_file_system.hpp>
 #include <cairn/system/file_descriptor.hpp>
+#include <cairn/system/populate.hpp>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -23,8 +24,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -133,6 +136,42 @@ CAIRN_BODY std::int64_t posix_file_system::read_cached(int file, void* to, std::
   const iovec place{to, bytes};
   const auto done = ::preadv2(file, &place, 1, static_cast<::off_t>(offset), RWF_NOWAIT);
   return done < 0 ? -errno : static_cast<std::int64_t>(done);
+}
+
+CAIRN_BODY int posix_file_system::lease(int file) const noexcept {
+  struct statfs s {};
+  if (::fstatfs(file, &s) != 0) return -errno;
+  // Of others, this kernel does not know all who change a file.
+  constexpr std::uint64_t local[] = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994};
+  const auto type = static_cast<std::uint64_t>(s.f_type) & 0xFFFFFFFFU;
+  if (std::find(std::begin(local), std::end(local), type) == std::end(local)) return -EOPNOTSUPP;
+  // Who holds a lease gets a signal when somebody waits for its end. Nobody is to get it; until the system knows that, it
+  // is one that ends no program.
+  if (::fcntl(file, F_SETSIG, SIGURG) != 0 || ::fcntl(file, F_SETLEASE, F_RDLCK) != 0) return -errno;
+  static_cast<void>(::fcntl(file, F_SETOWN, 0));
+  return 0;
+}
+
+CAIRN_BODY bool posix_file_system::is_leased(int file) const noexcept {
+  return ::fcntl(file, F_GETLEASE) == F_RDLCK;
+}
+
+CAIRN_BODY void posix_file_system::end_lease(int file) const noexcept {
+  static_cast<void>(::fcntl(file, F_SETLEASE, F_UNLCK));
+}
+
+CAIRN_BODY const std::byte* posix_file_system::map(int file, std::uint64_t offset,
+                                                   std::size_t bytes) const noexcept {
+  void* at = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, static_cast<::off_t>(offset));
+  return at == MAP_FAILED ? nullptr : static_cast<const std::byte*>(at);
+}
+
+CAIRN_BODY void posix_file_system::unmap(const std::byte* at, std::size_t bytes) const noexcept {
+  ::munmap(const_cast<std::byte*>(at), bytes);
+}
+
+CAIRN_BODY bool posix_file_system::populate(const std::byte* at, std::size_t bytes) const noexcept {
+  return detail::populate_source(at, bytes);
 }
 
 CAIRN_BODY int posix_file_system::start_writing_back(int file, std::uint64_t offset,

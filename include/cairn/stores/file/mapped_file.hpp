@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cairn/stores/file/posix_file_system.hpp>
+#include <cairn/system/digesting_copy.hpp>
+#include <cairn/system/shared.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace cairn {
+inline namespace v1 {
+namespace detail {
+
+/// A file whose bytes are copied out of the page cache by this process instead of by the kernel: in half of the time
+/// where the kernel keeps it in large pages, as it does what was read or written in large pieces, and digested in the
+/// same pass. Nobody truncates it meanwhile, which would end the process: see MappingFileSystem. Any number of threads,
+/// which have returned when it is destroyed.
+template <FileSystem F>
+class mapped_file {
+ public:
+  /// False where it cannot be done so: `to` is as it was. `file`, the same for each call, is open as long as this lives.
+  [[nodiscard]] bool copy(F& fs, int file, std::byte* to, std::size_t bytes, std::uint64_t offset,
+                          std::uint64_t* digest) {
+    const copier c(*this, fs, file, bytes, offset);
+    if (c.held == nullptr) return false;
+    const auto* const from = c.held->at + (offset - c.held->first);
+    // Whether somebody waits is asked last, so that it is from now on that nobody truncates it for a while.
+    if (!fs.populate(from, bytes) || !fs.is_leased(file)) {
+      refuse();
+      return false;
+    }
+    copy_and_digest(to, from, bytes, digest);
+    return true;
+  }
+
+ private:
+  static constexpr std::uint64_t window_bytes = 64u << 20;
+  static constexpr std::uint64_t overlap_bytes = 4u << 20;  // what begins in a window ends in it
+
+  struct window {
+    window(F& f, int file, std::uint64_t offset)
+        : fs(f), at(f.map(file, offset, window_bytes + overlap_bytes)), first(offset) {}
+    window(window&&) = delete;
+    window& operator=(window&&) = delete;
+    ~window() {
+      if (at != nullptr) fs.unmap(at, window_bytes + overlap_bytes);
+    }
+    F& fs;
+    const std::byte* at;
+    std::uint64_t first;
+  };
+  enum class state : std::uint8_t { untried, leased, refused };
+
+  /// One of those who copy. The last one, after somebody waited, ends the lease.
+  struct copier {
+    copier(mapped_file& m, F& fs, int file, std::size_t bytes, std::uint64_t offset)
+        : of(m), system(fs), number(file), held(m.window_of(fs, file, bytes, offset)) {}
+    copier(copier&&) = delete;
+    copier& operator=(copier&&) = delete;
+    ~copier() {
+      if (held == nullptr) return;
+      held.reset();
+      const std::lock_guard lock(of.mutex_);
+      if (--of.copying_ == 0 && of.state_ == state::refused) system.end_lease(number);
+    }
+    mapped_file& of;
+    F& system;
+    int number;
+    std::shared_ptr<window> held;
+  };
+
+  void refuse() noexcept {
+    std::shared_ptr<window> last;  // unmapped after the lock is given back
+    const std::lock_guard lock(mutex_);
+    state_ = state::refused;
+    last = std::move(window_);
+  }
+  /// Counts the caller among those who copy; null, and not counted, where nothing can be mapped.
+  [[nodiscard]] std::shared_ptr<window> window_of(F& fs, int file, std::size_t bytes, std::uint64_t offset) {
+    const auto first = offset / window_bytes * window_bytes;
+    if (offset - first + bytes > window_bytes + overlap_bytes) return nullptr;
+    std::shared_ptr<window> last;  // unmapped after the lock is given back
+    const std::lock_guard lock(mutex_);
+    if (state_ == state::untried) {
+      file_status s;
+      state_ = fs.lease(file) == 0 ? state::leased : state::refused;
+      if (state_ == state::leased && fs.status(file, s) == 0) file_bytes_ = s.bytes;
+    }
+    // Behind its end a file has zeros in its last page, which read() would not bring.
+    if (state_ == state::refused || offset > file_bytes_ || bytes > file_bytes_ - offset) return nullptr;
+    if (window_ == nullptr || window_->first != first) {
+      auto next = detail::make_shared<window>(fs, file, first);
+      if (next->at == nullptr) return nullptr;
+      last = std::exchange(window_, std::move(next));
+    }
+    ++copying_;
+    return window_;
+  }
+
+  std::mutex mutex_;
+  state state_ = state::untried;
+  std::uint64_t file_bytes_ = 0;
+  int copying_ = 0;
+  std::shared_ptr<window> window_;
+};
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace cairn
