@@ -5,6 +5,7 @@
 // first, a middle, the last and at all of them. A save that is acknowledged loads; one that is not ends with
 // a typed error, and what a reader then finds is all of it or nothing; a load gives the right bytes or a
 // typed error.
+#include <cairn/checkpointer.hpp>
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/s3_store.hpp>
@@ -22,9 +23,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace {
@@ -292,6 +296,36 @@ TEST_CASE("whatever a service does while a checkpoint is loaded: the right bytes
   MESSAGE(scripts, " scripts: ", right, " loads went well");
   CHECK(scripts >= (cairn_test::long_run() ? 150 : 70));
   CHECK(right > scripts / 10);
+}
+
+TEST_CASE(
+    "an object that comes damaged, cut or empty once is read again, and no checkpoint is set aside for it") {
+  for (const std::string_view key : {"manifest.cairn", ".record", ".safetensors"})
+    for (const std::string_view kind : {"flip", "empty", "reset_in_reply"}) {
+      CAPTURE(key);
+      CAPTURE(kind);
+      bucket b;
+      small_state trained(one_put, 1);
+      const auto open = [&] {
+        return cairn::checkpointer{b.storage(), cairn::checkpointer_options{.quiet = true}};
+      };
+      {
+        auto c = open();
+        static_cast<void>(c.resume(trained.state));
+        for (const std::int64_t step : {1, 2}) c.save(trained.state, step).wait();
+        c.close();
+      }
+      b.server.faults.add(std::string(kind) + " GetObject 1 key=" + std::string(key) + " done=1 no_length=1");
+      {
+        small_state loaded(one_put, -1);
+        auto c = open();
+        CHECK(c.resume(loaded.state) == 2);
+        CHECK(loaded.equals(trained));
+        c.close();
+      }
+      b.server.faults.clear();
+      CHECK(open().list() == std::vector<std::int64_t>{1, 2});
+    }
 }
 
 TEST_CASE("thirty in a hundred requests meet a fault: no save is acknowledged that does not load") {

@@ -680,6 +680,7 @@ class server {
       reply.set("Content-Length", std::to_string(reply.body.size()));
     }
     if (no_body) reply.body.clear();
+    if (kind == "reset_in_reply" && met->number("no_length", 0) != 0) reply.remove("Content-Length");
     if (spaces) {
       reply.remove("Content-Length");
       reply.set("Transfer-Encoding", "chunked");

@@ -25,7 +25,8 @@
 /// - reset_in_body: ... after=BYTES of the request's body (default: half of it)
 /// - reset_after: ... when the body has come; nothing is done
 /// - lost_reply: the work is done, the connection is reset in place of an answer
-/// - reset_in_reply: the work is done, the answer ends after=BYTES of its body (default: half of it)
+/// - reset_in_reply: the work is done, the answer ends after=BYTES of its body (default: half of it);
+///   no_length=1: it does not say how long it is, as that of a proxy that closes the connection behind it
 /// - hang_up: the connection is closed after a good answer that did not say so
 /// - error_in_200: code=InternalError, status 200; done=1: although the work is done
 /// - whitespace: spaces for ms=N before the result; then=error|cut|done: an error, nothing, or the result

@@ -99,11 +99,13 @@ inline cairn::any_checkpointer open(
   options.peer_timeout = timeout;
   options.max_consecutive_failures = 0;
   options.quiet = true;
+  cairn::basic_file_store<disk> store{
+      "root",
+      {.write_bytes = 64u << 10, .writes_in_flight = 1, .read_bytes = 64u << 10, .reads_in_flight = 2},
+      fs};
+  // A disk that fails for ever fails each look behind a manifest: soon, not after 10 s.
   return cairn::checkpointer{
-      cairn::basic_file_store<disk>{
-          "root",
-          {.write_bytes = 64u << 10, .writes_in_flight = 1, .read_bytes = 64u << 10, .reads_in_flight = 2},
-          fs},
+      cairn::safetensors_storage{std::move(store), {.rival_timeout = std::chrono::milliseconds(50)}},
       std::move(comm), options, cairn::keep_last(keep == 0 ? SIZE_MAX : keep)};
 }
 

@@ -153,12 +153,9 @@ class verification {
       const auto& named = checkpoint_.manifest().records[static_cast<std::size_t>(rank)];
       const auto key = checkpoint_.record_key_of(rank);
       try {
-        const auto content = read_record(store_, checkpoint_.manifest(), named, key);
-        if (!content)
-          fail(error_id::corrupt_missing_file, "a record that the manifest names is not there",
-               {.file = key});
-        records[i] = detail::make_owned<stored_record>(named, *content, key);
-        bytes_ += content->size();
+        std::vector<std::byte> content;
+        records[i] = read_stored_record(store_, checkpoint_.manifest(), named, key, content);
+        bytes_ += content.size();
       } catch (const error& e) {
         auto d = describe(e, key, rank);
         d.what += "; what this rank wrote cannot be checked without its record";

@@ -28,6 +28,7 @@
 #include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/manifest/manifest_reader.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_check.hpp>
@@ -75,6 +76,12 @@ CAIRN_BODY std::vector<std::int64_t> safetensors_reader::list_from(std::int64_t 
 CAIRN_BODY std::vector<std::byte> safetensors_reader::fetch(std::int64_t step) {
   const auto key = manifest_key(step);
   auto bytes = store_.read_all(key, detail::max_manifest_bytes);
+  try {
+    manifest header;
+    if (bytes) static_cast<void>(detail::decode_manifest_header(*bytes, key, header));
+  } catch (const corrupt_error&) {  // it may be so on its way alone
+    bytes = store_.read_all(key, detail::max_manifest_bytes);
+  }
   if (!bytes || detail::step_objects(store_).is_late_manifest(step, *bytes))
     fail(error_id::storage_not_committed,
          "there is no committed checkpoint of step " + std::to_string(step) + " in " +
@@ -239,12 +246,10 @@ CAIRN_BODY std::uint64_t safetensors_reader::fetch_records(
     const auto& named = checkpoint.manifest().records[static_cast<std::size_t>(ranks[i])];
     const auto key = checkpoint.record_key_of(named.rank);
     throw_if_late(until, key);
-    const auto content = detail::read_record(store_, checkpoint.manifest(), named, key);
-    if (!content)
-      fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
-    records[i] = detail::make_owned<stored_record>(named, *content, key);
-    bytes += content->size();
-    if (sink) sink(ranks[i], *content);
+    std::vector<std::byte> content;
+    records[i] = detail::read_stored_record(store_, checkpoint.manifest(), named, key, content);
+    bytes += content.size();
+    if (sink) sink(ranks[i], content);
   });
   for (std::size_t i = 0; i < ranks.size(); ++i) checkpoint.add_record(ranks[i], std::move(records[i]));
   return bytes;

@@ -95,8 +95,7 @@ class compressed_store {
       try {
         store_.read_from(inner_, ranges);
       } catch (const corrupt_error&) {
-        // What memory has wrong may be right where it is stored.
-        if (inner_.figures().cached == 0) throw;
+        // What memory has wrong, or came so, may be right where it is stored.
         store_.read(ranges);
       }
     }

@@ -139,8 +139,8 @@ class load_engine {
   [[nodiscard]] bool read_cached(const needed_block& p, stage_watch& watch);
   void read_ranges(std::span<const read_range> ranges, bool stored, stage_watch& watch);
   /// Verifies a block that was read, and gives it to all destinations but the one that it was read to. Casts for
-  /// devices take the end of their buffer, down from `scratch`. Where memory has bytes that are wrong, those that are
-  /// stored are read in their place before the block is called damaged; run() counts both.
+  /// devices take the end of their buffer, down from `scratch`. Bytes that are
+  /// wrong are read once more, from where they are stored, before the block is called damaged; run() counts both.
   /// `digested`: the digest of these bytes, where it is known.
   void take_block(const needed_block& p, std::byte* at, held_buffer* held, std::byte*& scratch,
                   stage_watch& watch, std::optional<std::uint64_t> digested = {});

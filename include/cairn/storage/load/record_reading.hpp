@@ -7,6 +7,9 @@
 #include <cairn/storage/manifest/corrupt.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/error.hpp>
+#include <cairn/system/error_ids.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn {
@@ -51,6 +55,26 @@ namespace detail {
   const read_range of_body{key, at, std::span(bytes).subspan(record_header_bytes)};
   store.read({&of_body, 1});
   return bytes;
+}
+
+/// The record of a rank, verified, and how many bytes it has. What comes damaged is read once more before it is called so: it
+/// may have been so on its way alone. `bytes` gets what was read. @throws corrupt_error (corrupt_missing_file)
+[[nodiscard]] inline owned<stored_record> read_stored_record(const any_store& store, const manifest& m,
+                                                             const manifest_record& named,
+                                                             const std::string& key,
+                                                             std::vector<std::byte>& bytes) {
+  const auto read = [&] {
+    auto content = read_record(store, m, named, key);
+    if (!content)
+      fail(error_id::corrupt_missing_file, "a record that the manifest names is not there", {.file = key});
+    bytes = std::move(*content);
+    return make_owned<stored_record>(named, bytes, key);
+  };
+  try {
+    return read();
+  } catch (const corrupt_error&) {
+    return read();
+  }
 }
 
 }  // namespace detail

@@ -196,6 +196,11 @@ CAIRN_BODY s3_call::pause_or_end s3_call::judge_success() {
     note("the answer is not that of a store");
     return retry(false);
   }
+  // It may end early: who passed it on closed the connection, and nobody can tell.
+  if (object && !header("content-length") && !header("transfer-encoding")) {
+    note("the answer does not say how long the object is");
+    return retry(false);
+  }
   if (const auto asked = encryption_name(service_->options.encryption);
       !asked.empty() && creates_object(request_) && header("x-amz-server-side-encryption") != asked) {
     unencrypted_ = true;
