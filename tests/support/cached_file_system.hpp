@@ -15,10 +15,12 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string_view>
+#include <utility>
 
 namespace cairn_test {
 
@@ -40,9 +42,10 @@ struct cache_model {
   int stale = 0;                  ///< so many of the next direct and plain reads end with ESTALE
   int unreadable = 0;             ///< errno of direct and plain reads
   std::size_t max_open = SIZE_MAX;
-  bool leases = false;       ///< what is cached can be mapped, too
-  bool unmappable = false;   ///< but no mapping is to be had
-  bool depopulates = false;  ///< or its bytes are gone once they are asked for
+  bool leases = false;                       ///< what is cached can be mapped, too
+  bool unmappable = false;                   ///< but no mapping is to be had
+  bool depopulates = false;                  ///< or its bytes are gone once they are asked for
+  std::function<void()> while_copying = {};  ///< is called once, while a file is leased
 
   std::set<int> direct, open_files;
   std::size_t direct_writes = 0, plain_writes = 0, written_back = 0;
@@ -158,6 +161,7 @@ struct cached_file_system : cairn::posix_file_system {
   }
   [[nodiscard]] bool populate(const std::byte* at, std::size_t bytes) const {
     const std::lock_guard lock(cache->mutex);
+    if (cache->while_copying) std::exchange(cache->while_copying, {})();
     return !cache->depopulates && posix_file_system::populate(at, bytes);
   }
 };

@@ -16,8 +16,8 @@ namespace detail {
 
 /// A file whose bytes are copied out of the page cache by this process instead of by the kernel: in half of the time
 /// where the kernel keeps it in large pages, as it does what was read or written in large pieces, and digested in the
-/// same pass. Nobody truncates it meanwhile, which would end the process: see MappingFileSystem. Any number of threads,
-/// which have returned when it is destroyed.
+/// same pass. Nobody truncates it meanwhile, which would end the process: it is leased as long as anybody copies, and no
+/// longer (see MappingFileSystem). Any number of threads, which have returned when it is destroyed.
 template <FileSystem F>
 class mapped_file {
  public:
@@ -52,9 +52,9 @@ class mapped_file {
     const std::byte* at;
     std::uint64_t first;
   };
-  enum class state : std::uint8_t { untried, leased, refused };
 
-  /// One of those who copy. The last one, after somebody waited, ends the lease.
+  /// One of those who copy. The first one takes the lease, the last one ends it: also where a child of fork() has the file
+  /// open, too, which closing it would not.
   struct copier {
     copier(mapped_file& m, F& fs, int file, std::size_t bytes, std::uint64_t offset)
         : of(m), system(fs), number(file), held(m.window_of(fs, file, bytes, offset)) {}
@@ -64,7 +64,7 @@ class mapped_file {
       if (held == nullptr) return;
       held.reset();
       const std::lock_guard lock(of.mutex_);
-      if (--of.copying_ == 0 && of.state_ == state::refused) system.end_lease(number);
+      if (--of.copying_ == 0) system.end_lease(number);
     }
     mapped_file& of;
     F& system;
@@ -75,7 +75,7 @@ class mapped_file {
   void refuse() noexcept {
     std::shared_ptr<window> last;  // unmapped after the lock is given back
     const std::lock_guard lock(mutex_);
-    state_ = state::refused;
+    refused_ = true;
     last = std::move(window_);
   }
   /// Counts the caller among those who copy; null, and not counted, where nothing can be mapped.
@@ -84,25 +84,30 @@ class mapped_file {
     if (offset - first + bytes > window_bytes + overlap_bytes) return nullptr;
     std::shared_ptr<window> last;  // unmapped after the lock is given back
     const std::lock_guard lock(mutex_);
-    if (state_ == state::untried) {
-      file_status s;
-      state_ = fs.lease(file) == 0 ? state::leased : state::refused;
-      if (state_ == state::leased && fs.status(file, s) == 0) file_bytes_ = s.bytes;
-    }
-    // Behind its end a file has zeros in its last page, which read() would not bring.
-    if (state_ == state::refused || offset > file_bytes_ || bytes > file_bytes_ - offset) return nullptr;
+    if (refused_) return nullptr;
     if (window_ == nullptr || window_->first != first) {
       auto next = detail::make_shared<window>(fs, file, first);
       if (next->at == nullptr) return nullptr;
       last = std::exchange(window_, std::move(next));
+    }
+    if (copying_ == 0) {
+      file_status s;
+      refused_ = fs.lease(file) != 0;
+      file_bytes_ = !refused_ && fs.status(file, s) == 0 ? s.bytes : 0;
+    }
+    if (refused_) last = std::exchange(window_, nullptr);
+    // Behind its end a file has zeros in its last page, which read() would not bring.
+    if (offset > file_bytes_ || bytes > file_bytes_ - offset) {
+      if (copying_ == 0 && !refused_) fs.end_lease(file);
+      return nullptr;
     }
     ++copying_;
     return window_;
   }
 
   std::mutex mutex_;
-  state state_ = state::untried;
-  std::uint64_t file_bytes_ = 0;
+  bool refused_ = false;
+  std::uint64_t file_bytes_ = 0;  // since there is a lease
   int copying_ = 0;
   std::shared_ptr<window> window_;
 };
