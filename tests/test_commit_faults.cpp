@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include <memory>
 #include <semaphore>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -255,6 +257,33 @@ TEST_CASE(
     for (const auto& key : d.keys()) CHECK(key.find("aborted.") != std::string::npos);
   }
   CHECK(removed_meanwhile > 3);
+}
+
+TEST_CASE(
+    "who ends a save that failed asks a store that does not answer once, and the rest goes on behind it") {
+  by_hand d;
+  auto save = d.save(5);
+  save.write(0);
+  std::atomic<int> own = 0, all = 0;
+  const auto me = std::this_thread::get_id();
+  d.faults->add({.kind = store_call::any, .for_ever = true, .action = [&](std::string_view key) {
+                   own += std::this_thread::get_id() == me;
+                   ++all;
+                   cairn::fail(error_id::storage_unavailable, "no answer", {.file = std::string(key)});
+                 }});
+  d.writer.abort(save.context(0), cairn::make_failure(error_id::storage_unavailable, "no answer"));
+  CHECK(own == 1);  // each of them may take as long as the store lets a call wait
+  const auto until = cairn::deadline::in(std::chrono::minutes(2));
+  while (all < 3 && !until.passed()) std::this_thread::yield();
+  d.faults->clear();
+  const auto aborted = [&] {
+    for (const auto& key : d.keys())
+      if (key.find(".safetensors") != std::string::npos) return false;
+    return true;
+  };
+  while (!aborted() && !until.passed()) std::this_thread::yield();
+  CHECK(aborted());
+  CHECK(d.reader.list().empty());
 }
 
 TEST_CASE("remove waits for a save of that step by the same checkpointer") {

@@ -707,3 +707,67 @@ TEST_CASE("what waits for an answer, or behind unanswered requests, gives up at 
     CHECK(store.leftovers("").empty());
   }
 }
+
+TEST_CASE(
+    "an upload that the service does not let go of delays its writer by seconds, not by the time of a "
+    "request") {
+  for (const bool conflict : {false, true}) {
+    CAPTURE(conflict);
+    s3::server server{s3::quick_server()};
+    server.faults.add(conflict
+                          ? "error CompleteMultipartUpload all status=409 code=ConditionalRequestConflict"
+                          : "stall UploadPart all");
+    server.faults.add("stall AbortMultipartUpload all");
+    auto o = s3::own_bucket_at(server.endpoint());
+    o.timeout = std::chrono::hours(2);
+    o.stalled_after = std::chrono::seconds(280);
+    const auto clock = std::make_shared<quick_clock>();
+    cairn::any_store store{store_with(o, clock)};
+    const std::vector<std::byte> data(std::size_t{11} << 20);
+    std::atomic<bool> over = false, late = false;
+    told_failure why;
+    {
+      const std::jthread time([&] {
+        const auto skip_after = [&](const char* request, std::size_t count, std::chrono::nanoseconds time) {
+          while (server.count(request) < count && !over) std::this_thread::sleep_for(milliseconds(1));
+          clock->skipped += time.count();
+        };
+        skip_after(conflict ? "AbortMultipartUpload" : "UploadPart", 1, std::chrono::hours(1));
+        skip_after("AbortMultipartUpload", conflict ? 2 : 1, std::chrono::seconds(11));
+        for (int i = 0; i < 20'000 && !over; ++i) std::this_thread::sleep_for(milliseconds(1));
+        late = !over;
+        clock->skipped += std::chrono::nanoseconds(std::chrono::hours(3)).count();
+      });
+      why = failure_of([&] {
+        auto writer = store.create("object", data.size());
+        writer.until(cairn::deadline::in(std::chrono::hours(1)));
+        const cairn::write_range whole{0, data};
+        writer.write_stable({&whole, 1});
+        writer.finish();
+      });
+      over = true;
+    }
+    CHECK(why.id == error_id::timeout_write);
+    CHECK_FALSE(late);
+  }
+}
+
+TEST_CASE(
+    "an object that took the place of a shorter one is read whole, though the store remembers that one") {
+  s3::server server{s3::quick_server()};
+  const auto o = s3::own_bucket_at(server.endpoint());
+  cairn::any_store store{store_with(o, std::make_shared<quick_clock>())};
+  cairn::any_store other{store_with(o, std::make_shared<quick_clock>())};
+  const std::vector<std::byte> longer(20, std::byte{7});
+  for (cairn::any_store* writer : {&other, &store}) {
+    store.put_new("k", std::vector<std::byte>(10, std::byte{1}));
+    (void)store.list("");
+    other.remove("k");
+    writer->put_new("k", longer);
+    std::vector<std::byte> got(longer.size());
+    const cairn::read_range all{"k", 0, got};
+    store.read({&all, 1});
+    CHECK(got == longer);
+    store.remove("k");
+  }
+}

@@ -147,6 +147,7 @@ CAIRN_BODY void s3_store::put_new(std::string_view key, std::span<const std::byt
 CAIRN_BODY bool s3_store::publish_new(std::string_view key, std::span<const std::byte> bytes) {
   const auto full = full_key(key);
   bucket_->require_exclusive();
+  bucket_->forget(full);
   return bucket_->client.put(full, {bytes}) == detail::s3_client::put_result::stands;
 }
 

@@ -46,7 +46,9 @@ class s3_range_reader {
   /// Size and ETag of every object; those that are not known are asked for, many at once.
   void find_objects(bool use_remembered);
 
-  void check_bounds() const;
+  /// A range that its object does not have all of; null: each has.
+  [[nodiscard]] const read_range* outside() const;
+  [[noreturn]] void fail_outside(const read_range& r) const;
 
   /// One request, and the second one for the same range, which has memory of its own.
   struct flight {

@@ -62,9 +62,11 @@ CAIRN_BODY bool attempt_ending::try_to_end() {
   if (!fenced_) {
     const auto stands = committed();
     if (stands == true) return true;
+    // The store does not answer: each further call might wait as long, and who calls waits for all of them. Tried again soon.
+    if (!stands) return false;
     look_for_end();
     tell_others();
-    if (!fenced_ && (unnamed() || (alone_commits() && stands == false))) {
+    if (!fenced_ && (unnamed() || alone_commits())) {
       removed_ = remove();
       tell_others();  // again: the files' space is free now
     }

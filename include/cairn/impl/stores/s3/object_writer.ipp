@@ -318,7 +318,7 @@ CAIRN_BODY void s3_upload::finish_object() {
   if (written_ != end_) fail_incomplete();
   auto& client = bucket_->client;
   if (parts_.empty() && sent_.empty() && !id_.empty()) {  // nothing came of what was announced
-    bucket_->abort(key_, id_);
+    bucket_->abort(key_, id_, until_);
     bucket_->closed(std::exchange(id_, {}));
   }
   if (id_.empty() && parts_.size() <= 1) {
@@ -341,7 +341,7 @@ CAIRN_BODY void s3_upload::finish_object() {
 
 CAIRN_BODY void s3_upload::begin_again() {
   bucket_->closed(id_);
-  bucket_->abort(key_, std::exchange(id_, {}));
+  bucket_->abort(key_, std::exchange(id_, {}), until_);
   const auto before = std::exchange(sent_, {});
   begin_upload(checksums_);
   for (const auto& [index, part] : before) {
@@ -452,7 +452,9 @@ CAIRN_BODY void s3_upload::give_up() noexcept {
     shared_->group->wait();
     for (auto& [index, part] : parts_) bucket_->buffers.give_back(std::move(part.buffer));
     // Its owner is late already, and parts of other objects may be under way that are not answered.
-    if (!id_.empty()) bucket_->abort(key_, id_, {}, true);
+    const auto until =
+        s3_deadline::on(bucket_->client.service().clock, deadline::in(std::chrono::seconds(10)));
+    if (!id_.empty()) bucket_->abort(key_, id_, until, true);
   } catch (...) {  // leftovers() lists it
   }
   if (!id_.empty()) bucket_->closed(id_);

@@ -34,7 +34,12 @@ namespace detail {
 CAIRN_BODY void s3_range_reader::run() {
   for (bool use_remembered = true;; use_remembered = false) {
     find_objects(use_remembered);
-    check_bounds();
+    if (const auto* const r = outside()) {
+      if (!use_remembered || !remembered_) fail_outside(*r);
+      for (const auto& each : ranges_)
+        bucket_.forget(key_of(each));  // another object may have taken its place
+      continue;
+    }
     const auto failed = fetch();
     if (!failed) return;
     const auto& call = *failed;
@@ -85,18 +90,22 @@ CAIRN_BODY void s3_range_reader::find_objects(bool use_remembered) {
   }
 }
 
-CAIRN_BODY void s3_range_reader::check_bounds() const {
+CAIRN_BODY const read_range* s3_range_reader::outside() const {
   for (const auto& r : ranges_) {
     const auto bytes = objects_.at(key_of(r)).bytes;
-    const auto wanted = r.destination.size();
-    if (r.offset <= bytes && wanted <= bytes - r.offset) continue;
-    fail(error_id::corrupt_truncated,
-         "the object ends before the requested bytes: it was truncated or replaced",
-         {.file = bucket_.client.place(key_of(r)),
-          .offset = static_cast<std::int64_t>(r.offset & INT64_MAX),
-          .expected = std::to_string(wanted) + " bytes",
-          .got = std::to_string(r.offset > bytes ? 0 : bytes - r.offset) + " bytes"});
+    if (r.offset > bytes || r.destination.size() > bytes - r.offset) return &r;
   }
+  return nullptr;
+}
+
+CAIRN_BODY void s3_range_reader::fail_outside(const read_range& r) const {
+  const auto bytes = objects_.at(key_of(r)).bytes;
+  fail(error_id::corrupt_truncated,
+       "the object ends before the requested bytes: it was truncated or replaced",
+       {.file = bucket_.client.place(key_of(r)),
+        .offset = static_cast<std::int64_t>(r.offset & INT64_MAX),
+        .expected = std::to_string(r.destination.size()) + " bytes",
+        .got = std::to_string(r.offset > bytes ? 0 : bytes - r.offset) + " bytes"});
 }
 
 CAIRN_BODY std::shared_ptr<s3_call> s3_range_reader::fetch() {
