@@ -339,7 +339,7 @@ run_tests() {
   fi
   local status=0
   # Many tests wait most of the time: for a disk, for processes that end, for leases.
-  "${runner[@]}" ctest --preset "${tests_of[$preset]}" ${regex:+-R "$regex"} -j "$((jobs + (jobs + 1) / 2))" --output-junit "$junit" </dev/null 9<&- || status=$?
+  "${runner[@]}" ctest --preset "${tests_of[$preset]}" ${regex:+-R "$regex"} -j "$((2 * jobs))" --output-junit "$junit" </dev/null 9<&- || status=$?
   local before=$failed
   if [ -s "$junit" ]; then
     count_results "$junit" "$preset"

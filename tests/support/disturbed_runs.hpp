@@ -124,8 +124,11 @@ struct place {
   cairn::memory_store objects;
   std::shared_ptr<store_faults> faults = std::make_shared<store_faults>();
   std::shared_ptr<message_counts> counts = std::make_shared<message_counts>();
+  std::chrono::nanoseconds rival_timeout = cairn::commit_options{}.rival_timeout;
 
-  [[nodiscard]] storage disturbed() const { return storage{store{objects, faults}}; }
+  [[nodiscard]] storage disturbed() const {
+    return storage{store{objects, faults}, {.rival_timeout = rival_timeout}};
+  }
   [[nodiscard]] auto open(communicator comm = alone(), const cairn::checkpointer_options& options = patient(),
                           std::size_t keep = 0, listener ear = {}) const {
     return cairn::checkpointer{disturbed(), std::move(comm), std::move(ear), options,
