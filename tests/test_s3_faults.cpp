@@ -42,13 +42,15 @@ struct bucket {
 
   /// The store as a new process opens it: no connection, nothing cached.
   [[nodiscard]] cairn::safetensors_storage<cairn::s3_store> storage() const {
+    return cairn::safetensors_storage(store());
+  }
+  [[nodiscard]] cairn::s3_store store() const {
     auto o = s3::bucket_at(server.endpoint());
     o.checksums = cairn::s3_checksum::none;
     o.stalled_after = std::chrono::seconds(20);
     o.timeout = timeout;
     o.completion_timeout = timeout;
-    return cairn::safetensors_storage(
-        cairn::s3_store(o, s3::credentials_of(), std::make_shared<quick_clock>()));
+    return cairn::s3_store(o, s3::credentials_of(), std::make_shared<quick_clock>());
   }
 };
 
@@ -326,6 +328,40 @@ TEST_CASE(
       b.server.faults.clear();
       CHECK(open().list() == std::vector<std::int64_t>{1, 2});
     }
+}
+
+TEST_CASE("a manifest that was set aside keeps its files, though one answer has it damaged") {
+  for (const std::string_view kind : {"flip", "empty", "reset_in_reply"}) {
+    CAPTURE(kind);
+    bucket b;
+    small_state trained(one_put, 1);
+    const auto files = [&] {
+      std::size_t found = 0;
+      for (const auto& o : b.store().list("step-00000002"))
+        found += o.key.ends_with(".safetensors") || o.key.ends_with(".record");
+      return found;
+    };
+    const auto open = [&] {
+      return cairn::checkpointer{b.storage(), cairn::checkpointer_options{.quiet = true}};
+    };
+    {
+      auto c = open();
+      static_cast<void>(c.resume(trained.state));
+      for (const std::int64_t step : {1, 2}) c.save(trained.state, step).wait();
+      REQUIRE(c.quarantine(2));
+      c.close();
+    }
+    REQUIRE(files() == 2);
+    b.server.faults.add(std::string(kind) + " GetObject 1 key=manifest.damaged.0 done=1 no_length=1");
+    {
+      auto c = open();
+      CHECK(c.resume(trained.state) == 1);
+      c.save(trained.state, 2).wait();
+      c.close();
+    }
+    b.server.faults.clear();
+    CHECK(files() == 4);
+  }
 }
 
 TEST_CASE("thirty in a hundred requests meet a fault: no save is acknowledged that does not load") {

@@ -92,14 +92,14 @@ class checkpoint_copy {
     checkpoint_lease lease;  // until all is committed
     try {
       const auto key = manifest_key(step_);
-      auto manifest_bytes = from_.read_all(key, max_manifest_bytes);
+      auto manifest_bytes = step_objects(from_).read_manifest(key);
       // As readers do: a manifest beside the mark that ended its attempt is no checkpoint.
       if (!manifest_bytes || step_objects(from_).is_late_manifest(step_, *manifest_bytes))
         fail(error_id::storage_not_committed,
              "there is no committed checkpoint of step " + std::to_string(step_) + " in " +
                  std::string(from_.describe()),
              {.file = key});
-      const auto there = to_.read_all(key, max_manifest_bytes);
+      const auto there = step_objects(to_).read_manifest(key);
       if (there && !step_objects(to_).remove_late_manifest(step_)) {
         if (*there != *manifest_bytes)
           fail(error_id::storage_already_committed,

@@ -3,7 +3,7 @@
 #include <cairn/concepts/any_store.hpp>
 #include <cairn/model/checkpoint_lease.hpp>
 #include <cairn/storage/commit/leases.hpp>
-#include <cairn/storage/manifest/manifest_format.hpp>
+#include <cairn/storage/commit/step_objects.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
@@ -41,7 +41,7 @@ inline void require_committed(const any_store& store, std::int64_t step, std::ui
   const auto key = manifest_key(step);
   std::optional<std::vector<std::byte>> bytes;
   try {
-    bytes = store.read_all(key, max_manifest_bytes);
+    bytes = step_objects(store).read_manifest(key);
   } catch (const storage_error& e) {
     // A store that cannot be read says nothing about the step: what the caller found stands.
     if (e.id() != error_id::storage_not_found) return;

@@ -28,7 +28,6 @@
 #include <cairn/storage/load/stored_record.hpp>
 #include <cairn/storage/manifest/manifest.hpp>
 #include <cairn/storage/manifest/manifest_format.hpp>
-#include <cairn/storage/manifest/manifest_reader.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
 #include <cairn/storage/safetensors_check.hpp>
@@ -75,14 +74,9 @@ CAIRN_BODY std::vector<std::int64_t> safetensors_reader::list_from(std::int64_t 
 
 CAIRN_BODY std::vector<std::byte> safetensors_reader::fetch(std::int64_t step) {
   const auto key = manifest_key(step);
-  auto bytes = store_.read_all(key, detail::max_manifest_bytes);
-  try {
-    manifest header;
-    if (bytes) static_cast<void>(detail::decode_manifest_header(*bytes, key, header));
-  } catch (const corrupt_error&) {  // it may be so on its way alone
-    bytes = store_.read_all(key, detail::max_manifest_bytes);
-  }
-  if (!bytes || detail::step_objects(store_).is_late_manifest(step, *bytes))
+  const detail::step_objects objects(store_);
+  auto bytes = objects.read_manifest(key);
+  if (!bytes || objects.is_late_manifest(step, *bytes))
     fail(error_id::storage_not_committed,
          "there is no committed checkpoint of step " + std::to_string(step) + " in " +
              std::string(store_.describe()) + ", " + steps_there(),

@@ -5,6 +5,7 @@
 #include <cairn/storage/manifest/manifest_format.hpp>
 #include <cairn/storage/manifest/names.hpp>
 #include <cairn/storage/manifest/record_format.hpp>
+#include <cairn/system/digesting_copy.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/huge_mapping.hpp>
 #include <cairn/system/populate.hpp>

@@ -42,6 +42,9 @@ class step_objects {
   /// Whether all files of a manifest's own attempt are there; `objects`: those of its step. One or two requests for each
   /// that is not among them.
   [[nodiscard]] bool is_whole(const manifest& m, const vector<step_object>& objects) const;
+  /// The bytes of a manifest, or of one that was set aside; nothing if it is not there. What comes damaged is read once
+  /// more: it may be so on its way alone.
+  [[nodiscard]] std::optional<std::vector<std::byte>> read_manifest(const std::string& key) const;
   /// Removes the manifest if is_late_manifest(); true if it did.
   [[nodiscard]] bool remove_late_manifest(std::int64_t step) const;
   /// Returns the steps of these keys, ascending, that have a manifest, without late manifests. Reads only

@@ -279,7 +279,7 @@ CAIRN_BODY void checkpoint_catalog::check_space(std::uint64_t bytes, std::uint64
 
 CAIRN_BODY std::optional<std::vector<std::byte>> checkpoint_catalog::manifest_bytes(std::int64_t step) const {
   try {
-    return store_.read_all(manifest_key(step), detail::max_manifest_bytes);
+    return objects_.read_manifest(manifest_key(step));
   } catch (const corrupt_error&) {
     return std::vector<std::byte>();
   }
@@ -331,7 +331,7 @@ CAIRN_BODY std::uint64_t checkpoint_catalog::clean_step(std::int64_t step, const
                                                         const std::vector<std::uint64_t>& begun,
                                                         std::int64_t newest) const {
   const auto key = manifest_key(step);
-  auto bytes = store_.read_all(key, detail::max_manifest_bytes);
+  auto bytes = objects_.read_manifest(key);
   if (bytes && objects_.is_late_manifest(step, *bytes) && store_.remove_if(key, *bytes)) bytes.reset();
   if (bytes) {
     try {

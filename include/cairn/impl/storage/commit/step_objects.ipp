@@ -86,9 +86,14 @@ CAIRN_BODY bool step_objects::is_whole(const manifest& m, const vector<step_obje
   return true;
 }
 
+CAIRN_BODY std::optional<std::vector<std::byte>> step_objects::read_manifest(const std::string& key) const {
+  auto bytes = store_.read_all(key, max_manifest_bytes);
+  return bytes && !attempt_in(*bytes, key) ? store_.read_all(key, max_manifest_bytes) : std::move(bytes);
+}
+
 CAIRN_BODY bool step_objects::remove_late_manifest(std::int64_t step) const {
   const auto key = manifest_key(step);
-  const auto bytes = store_.read_all(key, max_manifest_bytes);
+  const auto bytes = read_manifest(key);
   return bytes && is_late_manifest(step, *bytes) && store_.remove_if(key, *bytes);
 }
 
@@ -105,7 +110,7 @@ CAIRN_BODY std::vector<std::int64_t> step_objects::committed_among(
   detail::sort(marked);
   detail::erase_if(steps, [&](std::int64_t step) {
     if (!std::binary_search(marked.begin(), marked.end(), step)) return false;
-    const auto bytes = store_.read_all(manifest_key(step), max_manifest_bytes);
+    const auto bytes = read_manifest(manifest_key(step));
     return !bytes || is_late_manifest(step, *bytes);
   });
   return steps;
@@ -165,7 +170,7 @@ CAIRN_BODY std::optional<std::uint64_t> step_objects::attempt_in(std::span<const
 
 CAIRN_BODY std::optional<std::uint64_t> step_objects::standing_attempt(std::int64_t step) const {
   const auto key = manifest_key(step);
-  const auto bytes = store_.read_all(key, max_manifest_bytes);
+  const auto bytes = read_manifest(key);
   return bytes ? attempt_in(*bytes, key) : std::nullopt;
 }
 
@@ -174,14 +179,9 @@ CAIRN_BODY std::vector<std::uint64_t> step_objects::quarantined_attempts(
   std::vector<std::uint64_t> found;
   for (const auto& o : objects) {
     if (!o.is_quarantined()) continue;
-    try {
-      manifest m;
-      if (const auto bytes = store_.read_all(o.key, max_manifest_bytes)) {
-        (void)decode_manifest_header(*bytes, o.key, m);
-        found.push_back(m.attempt);
-      }
-    } catch (const corrupt_error&) {  // what it named cannot be known any more
-    }
+    // What a damaged one named cannot be known any more.
+    if (const auto bytes = read_manifest(o.key))
+      if (const auto attempt = attempt_in(*bytes, o.key)) found.push_back(*attempt);
   }
   return found;
 }

@@ -19,7 +19,6 @@
 #include <cairn/system/clocks.hpp>
 #include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
-#include <cairn/system/digesting_copy.hpp>
 #include <cairn/system/error.hpp>
 #include <cairn/system/error_ids.hpp>
 #include <cairn/system/large_buffer.hpp>
