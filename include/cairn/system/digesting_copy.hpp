@@ -19,7 +19,7 @@ inline constexpr std::uint64_t copy_step_bytes = 8192;
 inline void digesting_copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
                            hash_state& hash) noexcept {
   // The first step is so much longer that all others begin where a line of the destination does.
-  std::uint64_t step = copy_step_bytes + (64 - reinterpret_cast<std::uintptr_t>(to) % 64) % 64;
+  std::uint64_t step = copy_step_bytes + bytes_to_line(to);
   for (std::uint64_t at = 0; at < bytes; at += step, step = copy_step_bytes) {
     step = std::min(step, bytes - at);
     hash.put(from + at, step);

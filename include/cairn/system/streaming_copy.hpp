@@ -14,6 +14,11 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+/// From here to the next line of 64 bytes: 0 to 63.
+[[nodiscard]] inline std::uint64_t bytes_to_line(const std::byte* at) noexcept {
+  return (64 - reinterpret_cast<std::uintptr_t>(at) % 64) % 64;
+}
+
 #if defined(__SSE2__)
 /// One line of 64 bytes; `to` is a multiple of that.
 inline void stream_line(std::byte* to, const std::byte* from) noexcept {
@@ -52,7 +57,7 @@ inline void streaming_copy(std::byte* to, const std::byte* from, std::uint64_t b
 #if defined(__SSE2__)
   if (bytes >= 4096) {
     const auto copied = [&](std::uint64_t count) { to += count, from += count, bytes -= count; };
-    const std::uint64_t head = (64 - reinterpret_cast<std::uintptr_t>(to) % 64) % 64;
+    const std::uint64_t head = bytes_to_line(to);
     std::memcpy(to, from, head);
     copied(head);
     copied(stream_pages<4>(to, from, bytes));

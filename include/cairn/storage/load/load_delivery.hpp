@@ -76,7 +76,7 @@ class put_by_device {
  public:
   put_by_device(held_buffer& held, const load_want& w, std::string_view item, std::byte* scratch)
       : held_(held), want_(w), item_(item), scratch_(scratch) {
-    scratch_ += (64 - reinterpret_cast<std::uintptr_t>(scratch_) % 64) % 64;
+    scratch_ += bytes_to_line(scratch_);
   }
   void operator()(std::byte* to, const std::byte* from, std::uint64_t bytes) {
     if (want_.cast != nullptr) {

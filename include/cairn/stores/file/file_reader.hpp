@@ -57,8 +57,8 @@ class file_reader {
     if constexpr (CachingFileSystem<F>) {
       tree_.check_key(key);
       const auto from = source_of(key);
-      if (!from_cache_ || !from->file.copy_cached(tree_.fs, tree_.io_alignment, tree_.options.direct_io,
-                                                  opener(key), to.data(), to.size(), offset, digest))
+      if (!from->file.copy_cached(tree_.fs, tree_.io_alignment, tree_.options.direct_io, opener(key),
+                                  to.data(), to.size(), offset, digest))
         return false;
       counts_.cached.fetch_add(to.size(), std::memory_order_relaxed);
       return true;

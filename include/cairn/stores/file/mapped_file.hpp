@@ -38,15 +38,16 @@ class mapped_file {
 
  private:
   static constexpr std::uint64_t window_bytes = 64u << 20;
-  static constexpr std::uint64_t overlap_bytes = 4u << 20;  // what begins in a window ends in it
+  static constexpr std::uint64_t mapped_bytes =
+      window_bytes + (4u << 20);  // what begins in a window ends in it
 
   struct window {
     window(F& f, int file, std::uint64_t offset)
-        : fs(f), at(f.map(file, offset, window_bytes + overlap_bytes)), first(offset) {}
+        : fs(f), at(f.map(file, offset, mapped_bytes)), first(offset) {}
     window(window&&) = delete;
     window& operator=(window&&) = delete;
     ~window() {
-      if (at != nullptr) fs.unmap(at, window_bytes + overlap_bytes);
+      if (at != nullptr) fs.unmap(at, mapped_bytes);
     }
     F& fs;
     const std::byte* at;
@@ -81,7 +82,7 @@ class mapped_file {
   /// Counts the caller among those who copy; null, and not counted, where nothing can be mapped.
   [[nodiscard]] std::shared_ptr<window> window_of(F& fs, int file, std::size_t bytes, std::uint64_t offset) {
     const auto first = offset / window_bytes * window_bytes;
-    if (offset - first + bytes > window_bytes + overlap_bytes) return nullptr;
+    if (offset - first + bytes > mapped_bytes) return nullptr;
     std::shared_ptr<window> last;  // unmapped after the lock is given back
     const std::lock_guard lock(mutex_);
     if (refused_) return nullptr;

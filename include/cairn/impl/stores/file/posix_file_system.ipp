@@ -31,6 +31,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,9 @@ namespace detail {
   return system_code(above_standard_streams(number));
 }
 
+[[nodiscard]] inline std::uint64_t type_in(const struct statfs& s) noexcept {
+  return static_cast<std::uint64_t>(s.f_type) & 0xFFFFFFFFU;
+}
 [[nodiscard]] inline std::optional<file_kind> kind_of(unsigned char type) noexcept {
   if (type == DT_UNKNOWN) return {};
   return type == DT_REG ? file_kind::regular : type == DT_DIR ? file_kind::directory : file_kind::other;
@@ -142,9 +146,9 @@ CAIRN_BODY int posix_file_system::lease(int file) const noexcept {
   struct statfs s {};
   if (::fstatfs(file, &s) != 0) return -errno;
   // Of others, this kernel does not know all who change a file.
-  constexpr std::uint64_t local[] = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994};
-  const auto type = static_cast<std::uint64_t>(s.f_type) & 0xFFFFFFFFU;
-  if (std::find(std::begin(local), std::end(local), type) == std::end(local)) return -EOPNOTSUPP;
+  constexpr std::string_view local[] = {"ext4", "xfs", "btrfs", "f2fs", "tmpfs"};
+  const auto name = detail::name_of_file_system(detail::type_in(s));
+  if (std::find(std::begin(local), std::end(local), name) == std::end(local)) return -EOPNOTSUPP;
   // Who holds a lease gets a signal when somebody waits for its end. Nobody is to get it; until the system knows that, it
   // is one that ends no program.
   if (::fcntl(file, F_SETSIG, SIGURG) != 0 || ::fcntl(file, F_SETLEASE, F_RDLCK) != 0) return -errno;
@@ -263,7 +267,7 @@ CAIRN_BODY int posix_file_system::kind(int file, file_system_kind& out) const {
   struct statfs s {};
   const int r = detail::system_code(::fstatfs(file, &s));
   if (r != 0) return r;
-  out.type = static_cast<std::uint64_t>(s.f_type) & 0xFFFFFFFFU;
+  out.type = detail::type_in(s);
   out.name = detail::name_of_file_system(out.type);
 #ifdef STATX_MNT_ID
   struct statx where {};
