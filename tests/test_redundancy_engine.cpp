@@ -581,6 +581,42 @@ TEST_CASE("pieces of an earlier run stay until newer ones are complete") {
   check_rebuilt(of, {0}, by, 2);
 }
 
+TEST_CASE("a save is redundant where what an earlier run left cannot be removed, which is tried again") {
+  struct keeping_files final : quick_files {
+    std::atomic<bool> keeps{false};
+    void remove(const std::string& path) override {
+      const auto name = detail::parse_kept_name(fs::path(path).filename().string());
+      if (keeps && name && name->step == 10) fail(error_id::storage_io, "the disk refuses", {.file = path});
+      quick_files::remove(path);
+    }
+  };
+  const auto by = usual();
+  job of(4);
+  of.start(by);
+  of.save(1);
+  of.check_redundant(1);
+  const auto files = std::make_shared<keeping_files>();
+  of.start(by, {.files = files});
+  const auto kept_of_first = [&](int rank) {
+    const auto names = detail::names_in_tier(of.tier(rank));
+    return std::count_if(names.begin(), names.end(), [](const auto& each) {
+      const auto name = detail::parse_kept_name(each);
+      return name && name->step == 10;
+    });
+  };
+  files->keeps = true;
+  for (std::uint64_t n = 2; n <= 3; ++n) {
+    of.save(n);
+    of.check_redundant(n);
+    check_rebuilt(of, {0}, by, n);
+    for (int rank = 0; rank < 4; ++rank) CHECK(kept_of_first(rank) == 1);
+  }
+  files->keeps = false;
+  of.save(4);
+  of.check_redundant(4);
+  for (int rank = 0; rank < 4; ++rank) CHECK(kept_of_first(rank) == 0);
+}
+
 TEST_CASE("an engine refuses what cannot be") {
   job of(4);
   const auto with = [&](const any_redundancy& by, const std::vector<std::string>& groups) {

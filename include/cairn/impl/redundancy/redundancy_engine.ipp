@@ -98,12 +98,18 @@ struct redundancy_engine::state {
         options.files->remove(path(each));
     files_there.clear();
   }
-  void forget_earlier() {
-    for (const auto& each : earlier) {
-      options.files->remove(path(detail::kept_record_name(each)));
-      options.files->remove(path(detail::piece_name(each.rank, each.slot)));
-    }
-    earlier.clear();
+  /// Removes what earlier runs left. What cannot be removed is tried again after the next save: a save that is complete is
+  /// so whatever becomes of older ones.
+  void forget_earlier() noexcept {
+    std::erase_if(earlier, [&](const detail::held_name& each) {
+      try {
+        options.files->remove(path(detail::kept_record_name(each)));
+        options.files->remove(path(detail::piece_name(each.rank, each.slot)));
+      } catch (...) {
+        return false;
+      }
+      return true;
+    });
   }
 
   /// Room for a piece; what its file held has been given up.
@@ -285,7 +291,7 @@ struct redundancy_engine::state {
     if (end == detail::save_votes::outcome::given_up)
       fail(error_id::peer_failed, "other ranks of the job gave up the pieces of this save");
   }
-  void complete(std::uint64_t number) {
+  void complete(std::uint64_t number) noexcept {
     newest_complete = number;
     forget_earlier();
   }
