@@ -19,8 +19,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -58,8 +60,13 @@ bool is_in_use(const std::string& directory) {
   for (const auto& each : std::filesystem::directory_iterator(directory)) {
     const auto name = each.path().filename().string();
     if (!name.starts_with("rank-") || !name.ends_with(".lock")) continue;
-    const int file = ::open(each.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (file < 0) continue;
+    const int file = ::open(each.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (file < 0 && errno == ENOENT) continue;
+    if (file < 0)
+      cairn::fail(
+          cairn::error_id::storage_io,
+          std::string("it cannot be seen whether a job uses this local tier: ") + std::strerror(errno),
+          {.file = each.path().string()});
     const bool free = ::flock(file, LOCK_EX | LOCK_NB) == 0;
     ::close(file);
     if (!free) return true;

@@ -7,6 +7,7 @@ directories and on the scripted S3 server.
 usage: test_tools.py TRAIN_GPT EVALUATE INSPECT VERIFY COPY EXPORT_SAFETENSORS IMPORT_SAFETENSORS DIFF STAT RESHARD PRUNE SCAVENGE DOCTOR FINE_TUNE HELPER_S3_SERVER
 """
 
+import fcntl
 import glob
 import json
 import os
@@ -686,6 +687,12 @@ def check_scavenge(root):
         told = run(SCAVENGE, left, store, "--dry-run")
         expect(told, f"^the job saved to .*{re.escape(store)}$")
         expect(told, "^step 4  2 images lost, which can be rebuilt$")
+        with open(os.path.join(left, "rank-00000.lock"), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            expect(run(SCAVENGE, left, store, status=UNREADABLE), "host-0 is in use: end the job first, or let it resume")
+        os.symlink("nowhere", os.path.join(left, "rank-00009.lock"))
+        expect(run(SCAVENGE, left, store, status=UNREADABLE), "it cannot be seen whether a job uses this local tier")
+        os.unlink(os.path.join(left, "rank-00009.lock"))
         told = run(SCAVENGE, left, store)
         expect(told, "^step 4  2 images rebuilt$")
         expect(told, "^step 4  saved and verified: ")
