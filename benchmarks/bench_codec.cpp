@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::zstd
+// test: --mebibytes 1 --pairs 1
 // What compressing weights gives and costs, beside zstd by itself, the library and, where it is installed,
 // the program (`zstd -b`, one thread, the same frames): ratio, and bytes of the item each second; what it
 // costs a load, and that it costs a save's caller nothing.

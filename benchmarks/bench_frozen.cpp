@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test: --bytes 4MiB --turns 1
 // Saves of a state of which most never changes, by file_store with fsync: flagged cairn::frozen, found by link_unchanged, and
 // written whole. All three in turns, from the same memory; `bytes written` is beside the bytes of what changes.
 #include <cairn/cairn.hpp>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::links
+// test: --bytes 8MiB --pairs 1
 // Fetching an image from another process over the loopback by a tls_link, with one connection and with several, encrypted
 // and in the clear with a tag, against sockets by hand: the same cipher or tag, the same number of connections, each of
 // which carries its share of the bytes in one piece. Both keep their connections. Rates, and processor time of both ends.
@@ -153,15 +154,6 @@ std::pair<std::size_t, std::size_t> share_of(std::size_t bytes, int part, int pa
 struct way {
   way(bool encrypted, int parts, const cairn::link_key& shared)
       : encrypts(encrypted), connections(parts), key(shared) {
-    const cairn::tls_link_options options{
-        .address = "127.0.0.1",
-        .bulk = encrypted ? cairn::bulk_protection::encrypted : cairn::bulk_protection::authenticated,
-        .connections = static_cast<std::size_t>(parts),
-        .threads = static_cast<std::size_t>(parts)};
-    for (auto& port : ports) {
-      port.emplace(options);
-      addresses.push_back(port->address());
-    }
     listener = ::socket(AF_INET, SOCK_STREAM, 0);
     auto at = cairn_test::loopback(0);
     socklen_t size = sizeof at;
@@ -175,10 +167,29 @@ struct way {
     return std::string(encrypts ? "encrypted/" : "tagged/") + std::to_string(connections) +
            (connections == 1 ? " connection" : " connections");
   }
-  /// In the process that begins with nothing but what both have.
+  /// Makes the port of a rank, which no child of fork() keeps, and exchanges its address with the other process.
+  void exchange_addresses(int rank, int other) {
+    auto& own = addresses[static_cast<std::size_t>(rank)];
+    auto& others = addresses[static_cast<std::size_t>(1 - rank)];
+    port.emplace(cairn::tls_link_options{
+        .address = "127.0.0.1",
+        .bulk = encrypts ? cairn::bulk_protection::encrypted : cairn::bulk_protection::authenticated,
+        .connections = static_cast<std::size_t>(connections),
+        .threads = static_cast<std::size_t>(connections)});
+    own = port->address();
+    const auto moved = [&](auto call, void* data, std::size_t size, int flags) {
+      need(call(other, data, size, flags) == static_cast<::ssize_t>(size), "the other process has ended");
+    };
+    auto size = own.size();
+    moved(::send, &size, sizeof size, MSG_NOSIGNAL);
+    moved(::send, own.data(), size, MSG_NOSIGNAL);
+    moved(::recv, &size, sizeof size, MSG_WAITALL);
+    others.resize(size);
+    moved(::recv, others.data(), size, MSG_WAITALL);
+  }
   void begin(int rank) {
-    link.emplace(cairn::tls_link(std::move(*ports[rank]), key, rank, addresses));
-    for (auto& port : ports) port.reset();
+    link.emplace(cairn::tls_link(std::move(*port), key, rank, addresses));
+    port.reset();
     if (encrypts) context = tls();
   }
   void offer(std::span<const std::byte> image) {
@@ -229,8 +240,8 @@ struct way {
   bool encrypts;
   int connections;
   cairn::link_key key;
-  std::optional<cairn::tls_link_port> ports[2];
-  std::vector<std::vector<std::byte>> addresses;
+  std::optional<cairn::tls_link_port> port;
+  std::vector<std::vector<std::byte>> addresses = std::vector<std::vector<std::byte>>(2);
   std::optional<cairn::tls_link> link;
   int listener = -1;
   std::uint16_t twin_port = 0;
@@ -276,6 +287,8 @@ int main(int argc, char** argv) {
     std::vector<std::unique_ptr<way>> ways;
     for (const bool encrypted : {false, true})
       for (const int parts : connections) ways.push_back(std::make_unique<way>(encrypted, parts, key));
+    int pair[2] = {};
+    need(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, "no sockets");
     // Before there is any thread.
     const ::pid_t server = ::fork();
     need(server >= 0, "no other process");
@@ -283,6 +296,7 @@ int main(int argc, char** argv) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       std::vector<std::byte> image(bytes);
       fill(image);
+      for (const auto& each : ways) each->exchange_addresses(1, pair[1]);
       for (const auto& each : ways) each->begin(1);
       for (const auto& each : ways) each->offer(image);
       for (const auto& each : ways) each->serve_by_hand(image);
@@ -291,6 +305,8 @@ int main(int argc, char** argv) {
     std::vector<std::byte> good(bytes), into(bytes);
     fill(good);
     cairn_bench::report report("link");
+    ::close(pair[1]);
+    for (const auto& each : ways) each->exchange_addresses(0, pair[0]);
     for (const auto& each : ways) {
       each->begin(0);
       each->link->await_offer(1, {"image", 1}, cairn::deadline::in(std::chrono::minutes(5)));

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+// test: --bytes 4MiB --tensors 20 --pairs 1
+// test: --warm --bytes 4MiB --tensors 20 --pairs 1
+// test: --new-memory --bytes 4MiB --tensors 20 --pairs 1
+// test: --refresh --bytes 4MiB --tensors 20 --pairs 1
 // What a load costs from a cold cache: as it was saved, resharded from rows to columns, replicated, with and
 // without sharing what is read, and a verification. With --warm what it costs where the page cache has the files. And
 // what a load of somebody else's safetensors costs beside one of cairn's own. With --refresh what it costs to read only

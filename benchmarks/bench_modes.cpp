@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
+// test: --bytes 4MiB --tensors 20 --rounds 1 --steps 4 --every 2 --step-seconds 0.01
+// slow
 // The ways of saving beside each other, on one state and one training loop: what each costs the loop. Beside
 // them what one would write by hand, and what was published of PyTorch. Columns, medians of the rounds: mean
 // step, its overhead over the plain loop of the same round, slowest step, blocked (save() and the

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3
+// test: --mebibytes 1 --pairs 1 --only local
 // Uploads and downloads of one object by s3_store, beside libcurl by hand (16 transfers at a time, the same
 // parts, signed and hashed the same), beside a single stream and beside Python's clients, against the scripted
 // server of the tests in a process of its own: each connection has its latency and its bandwidth. And the

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::parity
+// test: --mebibytes 16 --pairs 1
 // What parity costs: making the piece of a member and rebuilding an image, beside ISA-L called by hand for the same bytes,
 // and beside a copy of as many bytes as are read. `computed`: the computation alone; `verified`: with each source copied
 // and its digests compared first, as it is where the bytes come from elsewhere, beside the same by hand;

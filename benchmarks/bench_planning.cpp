@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// test: --tensors 100 --samples 1
+// test: --ranks 2
 // What planning costs: cold for many tensors, from the cache, and the validation of many chunks.
 //   bench_planning [--tensors N] [--samples N] [--json FILE]
 // And what it costs a group: a Llama-3-70B-like model with Adam's moments, about 2,200 items a rank, whose

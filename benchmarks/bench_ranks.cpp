@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess
 // uses: cairn::mpi cairn::links
+// test: --bytes 4MiB --tensors 20 --pairs 1 --saves 5 --reductions 5 --overlapped 2 --ranks 2 --reduce-ranks 2
 // Ranks as processes of one host: a save of replicated and sharded state against one process that saves the
 // same, a load of replicated state that shares its reads against one in which every rank reads for itself
 // (over shared memory and over MPI), a reduction against MPI's, what many saves leave behind, and overlapped saves

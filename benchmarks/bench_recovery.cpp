@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::interprocess cairn::links
 // uses: cairn::parity
+// test: --bytes 4MiB --image-bytes 1MiB --chain-bytes 1MiB --pairs 1 --kills 1
 // How fast a job is there again.
 //   local: resume() of what a tier of this host holds, against a parallel copy of the same bytes, with and without digests.
 //   partner, parity: a host is lost with its tier; its image is made again from what the others keep, against the same

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: cairn::s3 cairn::interprocess
+// test: --ranks 2 --processes 2 --s3-ranks 2 --agreement 16
 // What each rank asks of the store and of the others, counted, for worlds of 2 to some hundred ranks that are threads: real checkpointers over
 // a file store whose system calls are counted, over a store whose calls are counted as requests, and over the tests' S3
 // server, whose journal counts; what one of these costs here; and how ranks agree on what their tiers hold. benchmarks/scale.py

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test: --bytes 4MiB --times 1
 // Staging an image: a blocking stage() of 200 tensors against a hand-written parallel copy, with and without
 // XXH3.
 #include <cairn/model/staged_image.hpp>

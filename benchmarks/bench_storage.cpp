@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test: --bytes 4MiB --tensors 20 --pairs 1
 // What a save costs: the durable write, the stall of a blocking and of an overlapped save, memory.
 #include <unistd.h>
 #include <cairn/checkpointer.hpp>

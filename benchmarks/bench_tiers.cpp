@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test: --bytes 1MiB --tensors 10 --pairs 1
 // What a local tier adds to a save of every step: overlapped saves with it against overlapped saves without it, in
 // turns. Both compute the digests in the copy, into memory that is there already, and go to a store that drops their
 // bytes, so that nothing but the tier differs; saves that the tier alone has stand beside them. A state whose copy

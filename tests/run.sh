@@ -11,7 +11,7 @@ usage: bash tests/run.sh [--quick | --full | --soak [MINUTES]] [-R REGEX] [--job
 
   (nothing)   every test under AddressSanitizer and UndefinedBehaviorSanitizer (clang), each fuzz target with the same
               inputs each time, the threaded ones under ThreadSanitizer
-              (clang), the examples in an optimised build (g++); benchmarks compiled; headers, compile-fail cases, consumers, format.
+              (clang), the examples in an optimised build (g++); benchmarks, once each; headers, compile-fail cases, consumers, format.
               Fifteen to twenty minutes on 2 cores from a fresh clone.
   --quick     one build without sanitizers, and no headers, compile-fail cases or consumers.
   --full      everything on g++ and clang, with every sanitizer, the slow tests, and ten times as many random cases. Up to an hour on 2 cores.
@@ -254,8 +254,7 @@ configure() {
 # prepare PRESET "EXTRA TARGETS" [TEST_PRESET]: notes the tests of the test preset (PRESET's own where none is named), and as
 # targets their programs and the extra ones.
 prepare() {
-  local preset=$1 extra=$2 tree=$root/build/$1
-  tests_of[$preset]=${3:-$1}
+  local preset=$1 extra=$2
   [ -z "$regex" ] || extra=
 
   begin_phase "$preset: configure"
@@ -269,11 +268,17 @@ prepare() {
   sed -n 's/^-- \(.* is left out: .*\)/\1/p' "$results/$preset.configure.log"
   end_phase
 
-  selected[$preset]=$(ctest --preset "${tests_of[$preset]}" ${regex:+-R "$regex"} -N | sed -nE 's/^ *Test +#[0-9]+: //p')
-  targets[$preset]=$(awk 'NR == FNR { wanted[$1] = 1; next } ($1 in wanted) { print $2 }' \
-    <(echo "${selected[$preset]}") "$tree/tests/test_targets.txt" | sort -u)
+  select_tests "$preset" "${3:-$1}"
   targets[$preset]+=${extra:+ $extra}
   [ -n "${selected[$preset]}${targets[$preset]}" ] || echo "$preset: no test is selected here"
+}
+
+# select_tests PRESET TEST_PRESET: notes the tests of a test preset, and as targets their programs.
+select_tests() {
+  tests_of[$1]=$2
+  selected[$1]=$(ctest --preset "$2" ${regex:+-R "$regex"} -N | sed -nE 's/^ *Test +#[0-9]+: //p')
+  targets[$1]=$(awk 'NR == FNR { wanted[$1] = 1; next } ($1 in wanted) { print $2 }' \
+    <(echo "${selected[$1]}") "$root/build/$1/tests/test_targets.txt" | sort -u)
 }
 
 # build PRESET: builds the targets that prepare noted.
@@ -325,12 +330,12 @@ end_behind() {
   behind=
 }
 
-# run_tests PRESET: runs the tests that prepare noted.
+# run_tests PRESET [WHAT]: runs the tests that prepare or select_tests noted.
 run_tests() {
   [ -n "${selected[$1]:-}" ] || return 0
-  local preset=$1 tree=$root/build/$1 junit=$results/$1.xml
+  local preset=$1 tree=$root/build/$1 junit=$results/${tests_of[$1]}.xml
   finish_python
-  begin_phase "$preset: tests"
+  begin_phase "$preset: tests${2:+ of $2}"
   rm -rf "$tree/coverage"
   local runner=()
   # ThreadSanitizer's shadow memory does not fit every address layout that the kernel may choose.
@@ -381,8 +386,11 @@ case $mode in
     build clang-asan  # the others are configured beside it
     prepare release "cairn_examples"
     prepare clang-tsan ""
-    targets[clang-asan]=
-    [ -n "$regex" ] || targets[clang-asan]=cairn_benchmarks  # nobody runs them
+    tests=${selected[clang-asan]}
+    select_tests clang-asan benchmarks
+    benchmarks=${selected[clang-asan]}
+    selected[clang-asan]=$tests tests_of[clang-asan]=clang-asan
+    [ -n "$regex" ] || targets[clang-asan]+=" cairn_benchmarks"
     # The quickstart, the last of clang-asan's tests, builds programs of release, which the compiler cache has by then.
     [ -z "${targets[release]:-}" ] || [ -n "$regex" ] || first_targets[release]="train_gpt evaluate inspect verify"
     build_behind release clang-tsan clang-asan
@@ -394,6 +402,8 @@ case $mode in
     run_tests clang-tsan
     finish_build clang-asan
     end_behind
+    selected[clang-asan]=$benchmarks tests_of[clang-asan]=benchmarks
+    run_tests clang-asan benchmarks
     ;;
   full)
     run_build asan "" full-asan

@@ -157,9 +157,11 @@ inline void write_plainly(const std::string& path, const std::byte* data, std::u
   check_io(::close(fd) == 0, "close");
 }
 
-/// Drops a file from the page cache, so that the next read comes from the device.
+/// Drops a file from the page cache, so that the next read comes from the device. A file that is gone, such as the lease
+/// of a load that ended, has nothing there.
 inline void make_cold(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 && errno == ENOENT) return;
   check_io(fd >= 0, "open");
   check_io(::fdatasync(fd) == 0 || errno == EINVAL || errno == EROFS, "fdatasync");
   check_io(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0, "posix_fadvise");
