@@ -175,6 +175,27 @@ TEST_CASE("a lasting fault from any call of a save on: all ranks learn of it, an
   MESSAGE(cells << " faults; at most " << longest.count() << " s until all ranks knew");
 }
 
+TEST_CASE("a look of one rank that fails once: both ranks are told the same, and what the store shows") {
+  std::uint64_t cells = 0;
+  for (const auto call : {file_call::open, file_call::status, file_call::pread, file_call::list})
+    for (const std::size_t rank : {std::size_t{1}, std::size_t{0}})
+      for (std::size_t k = 1;; ++k, ++cells) {
+        CAPTURE(static_cast<int>(call));
+        CAPTURE(rank);
+        CAPTURE(k);
+        two_ranks w;
+        REQUIRE(w.save(1).committed == 2);
+        w.disks[rank].fail({.call = call, .k = k, .error = EIO});
+        const auto o = w.save(2);
+        const bool hit = w.disks[rank].hits() != 0;
+        CHECK_MESSAGE(o.told, "not all ranks know after " << o.after.count() << " s");
+        CHECK(o.committed == (w.files(2, "manifest.cairn").empty() ? 0 : 2));
+        if (!hit) break;
+        CHECK(w.save(3).committed == 2);
+      }
+  MESSAGE(cells << " faults");
+}
+
 namespace {
 
 using memory = faulty_store<cairn::memory_store>;

@@ -883,12 +883,14 @@ TEST_CASE("a rank whose writer fails: the others' handles say why and where") {
 }
 
 /// A file system under four ranks, of which two share a file. When rank 2 has written and looks for the first time whether
-/// its save was ended, `look` runs and says how that look fails, or 0. Rank 0 makes no manifest before `may_commit`.
+/// its save was ended, `look` runs and says how that look and each later one fails, or 0. Rank 0 makes no manifest before
+/// `may_commit`.
 struct file_system_of_sharers : cairn::posix_file_system {
   struct script {
     std::function<int()> look;
     std::latch may_commit{1};
     std::atomic<bool> looked{false};
+    std::atomic<int> error{0};
   };
   int rank = 0;
   std::shared_ptr<script> all;
@@ -897,9 +899,10 @@ struct file_system_of_sharers : cairn::posix_file_system {
     const std::string_view called(name);
     const bool makes = (flags & O_CREAT) != 0;
     if (rank == 0 && makes && called.starts_with("manifest.")) all->may_commit.wait();
-    if (rank == 2 && !makes && called.starts_with("aborted.") && has_written(directory) &&
-        !all->looked.exchange(true))
-      if (const int error = all->look(); error != 0) return -error;
+    if (rank == 2 && !makes && called.starts_with("aborted.") && has_written(directory)) {
+      if (!all->looked.exchange(true)) all->error = all->look();
+      if (all->error != 0) return -all->error;
+    }
     return posix_file_system::open_at(directory, name, flags, mode);
   }
 
@@ -953,12 +956,18 @@ TEST_CASE(
     cairn::state_dict state;
     state.tensor("part", parts[at], cairn::shard{{4000}, {1000 * rank}});
     cairn::checkpointer ckpt{
-        cairn::safetensors_storage{cairn::basic_file_store<file_system_of_sharers>{root.path(), {}, fs},
-                                   cairn::commit_options{.ranks_per_file = 2}},
+        cairn::safetensors_storage{
+            cairn::basic_file_store<file_system_of_sharers>{root.path(), {}, fs},
+            cairn::commit_options{.ranks_per_file = 2, .rival_timeout = std::chrono::milliseconds(50)}},
         group.communicator(rank),
         cairn::checkpointer_options{.timeout = std::chrono::seconds(20), .quiet = true}};
     const auto save = ckpt.save(state, 1);
-    (void)thrown_by([&] { save.wait(); });
+    const auto why = thrown_by([&] { save.wait(); });
+    if (rank == 2 && script->error != 0) {
+      CHECK(why.id == error_id::storage_io);
+      CHECK(why.text.find("which may be committed") != std::string::npos);
+      script->error = 0;
+    }
     told[at] = save.committed();
     if (rank == 0) committed.count_down();
     if (rank == 2 && !stands) script->may_commit.count_down();

@@ -46,7 +46,7 @@ class save_handle {
   /// True if the save was not begun, because an earlier save was under way and busy_policy::skip is set.
   /// Waits return at once.
   [[nodiscard]] bool skipped() const noexcept;
-  /// True if the save has ended without a checkpoint; failure() says why.
+  /// True if the save has ended without a checkpoint, or this rank cannot see whether there is one; failure() says why.
   [[nodiscard]] bool failed() const noexcept;
   /// The error that made the save fail, or null.
   [[nodiscard]] std::exception_ptr failure() const noexcept;

@@ -27,7 +27,7 @@ struct commit_options {
   /// a separate directory; at least 1. The same on all ranks.
   std::int32_t ranks_per_directory = 256;
   /// How long an attempt that came second waits for the one that came first, before it assumes that it is
-  /// dead; and how long a coordinator whose look behind its manifest fails tries again.
+  /// dead; and how long a rank looks again for what became of its save where such a look fails.
   std::chrono::nanoseconds rival_timeout = std::chrono::seconds(10);
   /// How long the ranks of a large world wait for the coordinator to make the step's directory.
   std::chrono::nanoseconds directory_timeout = std::chrono::seconds(5);

@@ -110,6 +110,7 @@ struct found_attempt {
 
 void identify(record_identity& r, const save_context& c) noexcept;
 
+[[nodiscard]] std::exception_ptr already_committed(std::int64_t step);
 [[noreturn]] void fail_already_committed(std::int64_t step);
 /// The error of an attempt that another attempt or clean() has ended; `got` names the run that did it.
 [[nodiscard]] std::exception_ptr superseded(std::int64_t step, const run_id& by);
@@ -117,6 +118,9 @@ void identify(record_identity& r, const save_context& c) noexcept;
 [[nodiscard]] std::exception_ptr removed_meanwhile(std::int64_t step);
 /// A failure with the rank filled in, where it has none.
 [[nodiscard]] std::exception_ptr failure_of_rank(const std::exception_ptr& failure, std::int32_t rank);
+/// Why an attempt was ended, as its mark says it.
+[[nodiscard]] std::exception_ptr why_marked(std::span<const std::byte> bytes, std::int64_t step,
+                                            const std::string& key);
 [[noreturn]] void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key);
 
 /// "ranks 3, 5 and 7", at most 16 of them.

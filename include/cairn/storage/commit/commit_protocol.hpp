@@ -111,9 +111,12 @@ class commit_protocol {
   [[nodiscard]] int other_writing_rank(const save_context& c) const noexcept;
 
  private:
-  /// @throws peer_error (peer_lost); what ended the attempt
-  void end_if_coordinator_is_lost(const save_context& c, detail::lost_parts& lost,
-                                  const std::string& key) const;
+  /// What a look at the store returns, which is tried again for options_.rival_timeout where the store fails. @throws what
+  /// the look throws besides storage_error; storage_error: see fail_unseen
+  template <class Look>
+  [[nodiscard]] auto see(const save_context& c, deadline until, const Look& look) const;
+  /// Throws an error of the store that leaves open whether the save is committed.
+  [[noreturn]] void fail_unseen(const save_context& c, const storage_error& e) const;
   [[nodiscard]] bool large(const save_context& c) const noexcept { return c.world_size > block_ranks(c); }
   [[nodiscard]] std::int32_t block_ranks(const save_context& c) const noexcept {
     return detail::block_ranks_of(options_, c.world_size);
@@ -126,10 +129,9 @@ class commit_protocol {
   /// that ended it would fail.
   /// @throws storage_already_committed if a manifest is not withdrawn.
   void wait_for_ended_manifest(const save_context& c, const file_placement& place, deadline until) const;
-  /// Waits until the name of a visible manifest is durable. The coordinator notes that after its fsync;
-  /// if the note does not come, for example because the coordinator died, this rank makes the name
-  /// durable itself.
-  void await_durable_name(const save_context& c, const std::string& key, deadline until) const;
+  /// Waits until the coordinator notes that the name of a visible manifest is durable, as it does after its fsync. False
+  /// where the note does not come, for example because the coordinator died: this rank makes the name durable itself then.
+  [[nodiscard]] bool is_noted_durable(const save_context& c, const std::string& key, deadline until) const;
 
   /// Checks that nobody has removed this rank's data outside of the protocol, for example by hand. One
   /// request for each file.

@@ -23,6 +23,12 @@ namespace cairn {
 inline namespace v1 {
 namespace detail {
 
+/// What a look at the store shows of an attempt: committed, ended or superseded, or nothing yet.
+struct attempt_outcome {
+  bool committed = false;
+  std::exception_ptr why = nullptr;  ///< why it is none, or was ended before it was committed
+};
+
 /// The objects of a step's directory, for commits and cleaning: data files, the manifest, and
 /// marks that ended attempts. Any thread.
 class step_objects {
@@ -110,6 +116,9 @@ class step_objects {
   /// @pre this rank's record existed. @throws the reason of an abort; storage_aborted where the record is
   /// gone, which on a full disk may be the only way in which a failed rank can tell the others.
   void check_record(const save_context& c, const file_placement& place) const;
+  /// What has become of an attempt. Without its manifest, it is looked whether the record `own_record` is still there, as
+  /// check_record() does; empty: not so. @throws the store's errors alone, which say nothing of the attempt
+  [[nodiscard]] attempt_outcome outcome_of(const save_context& c, const std::string& own_record) const;
   /// @throws what a rank that failed left in its record.
   [[noreturn]] void throw_failure_in(const std::string& record_key) const;
   /// Ends an attempt for good. @throws the store's errors

@@ -119,12 +119,16 @@ CAIRN_BODY void identify(record_identity& r, const save_context& c) noexcept {
   r.plan_digest = c.plan_digest;
 }
 
+CAIRN_BODY std::exception_ptr already_committed(std::int64_t step) {
+  return make_failure(
+      error_id::storage_already_committed,
+      "step " + std::to_string(step) +
+          " was committed already, by another run or an earlier save: remove that checkpoint first, or save "
+          "another step",
+      {.file = manifest_key(step)});
+}
 CAIRN_BODY void fail_already_committed(std::int64_t step) {
-  fail(error_id::storage_already_committed,
-       "step " + std::to_string(step) +
-           " was committed already, by another run or an earlier save: remove that checkpoint first, or save "
-           "another step",
-       {.file = manifest_key(step)});
+  std::rethrow_exception(already_committed(step));
 }
 
 CAIRN_BODY std::exception_ptr superseded(std::int64_t step, const run_id& by) {
@@ -149,17 +153,21 @@ CAIRN_BODY std::exception_ptr failure_of_rank(const std::exception_ptr& failure,
   }
 }
 
-CAIRN_BODY void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key) {
-  std::exception_ptr why;
+CAIRN_BODY std::exception_ptr why_marked(std::span<const std::byte> bytes, std::int64_t step,
+                                         const std::string& key) {
   try {
     wire_reader in(bytes);
-    why = decode_failure(in);
+    auto why = decode_failure(in);
     in.finish();
+    return why;
   } catch (const wire_error&) {
-    fail(error_id::storage_aborted,
-         "the save of step " + std::to_string(step) + " was aborted for an unknown reason", {.file = key});
+    return make_failure(error_id::storage_aborted,
+                        "the save of step " + std::to_string(step) + " was aborted for an unknown reason",
+                        {.file = key});
   }
-  std::rethrow_exception(why);
+}
+CAIRN_BODY void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key) {
+  std::rethrow_exception(why_marked(bytes, step, key));
 }
 
 CAIRN_BODY std::string ranks_text(list_view<const std::int32_t> ranks) {

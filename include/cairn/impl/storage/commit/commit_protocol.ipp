@@ -126,31 +126,57 @@ CAIRN_BODY void commit_protocol::adopt(std::int64_t step, std::span<const std::b
   }
 }
 
+template <class Look>
+auto commit_protocol::see(const save_context& c, deadline until, const Look& look) const {
+  const auto timeout = deadline::in(options_.rival_timeout).earlier(until);
+  for (detail::poll_backoff pause(c.attempt, c.rank);;) try {
+      return look();
+    } catch (const storage_error& e) {
+      if (!pause.wait(timeout)) fail_unseen(c, e);
+    }
+}
+
+CAIRN_BODY void commit_protocol::fail_unseen(const save_context& c, const storage_error& e) const {
+  auto fields = e.fields();
+  fields.rank = c.rank;
+  fail(e.id(),
+       "the store does not tell this rank what became of its save of step " + std::to_string(c.step) +
+           ", which may be committed: " + e.message(),
+       std::move(fields));
+}
+
 CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline until) const {
   const auto key = manifest_key(c.step);
-  detail::block_merge merge(store_, c, placement(c), block_ranks(c));
+  const auto place = placement(c);
+  const auto record = record_key(c.step, c.rank, c.attempt, place);
+  detail::block_merge merge(store_, c, place, block_ranks(c));
   // Ranks that merge are few, and others wait for them: they poll often.
   const auto pollers = merge.done() ? c.world_size : 1;
   detail::poll_backoff pause(c.attempt, c.rank, pollers);
-  bool stood = !placement(c).shared();
-  detail::lost_parts lost(store_, c, placement(c));
+  bool stood = !place.shared();
+  detail::lost_parts lost(store_, c, place);
+  // Other ranks may take for committed what a look that fails does not show: each is tried again.
+  const auto committed = [&](bool look_for_record) {
+    const auto found =
+        see(c, until, [&] { return objects_.outcome_of(c, look_for_record ? record : std::string()); });
+    if (found.why != nullptr) std::rethrow_exception(found.why);
+    return found.committed;
+  };
   for (std::uint64_t poll = 1;; ++poll) {
-    objects_.throw_if_aborted(c.step, c.attempt);
     merge.advance();
-    if (store_.size(key)) {
-      if (objects_.committed_by(c.step, c.attempt)) {
-        objects_.throw_if_aborted(c.step, c.attempt);  // a mark may have come before the manifest
-        await_durable_name(c, key, until);
-        return attempts_->end(c);
+    const bool look_for_record = poll % detail::polls_for_own_record == 0;
+    // A file that ranks share appears when the last of them has written.
+    if (look_for_record && !stood) stood = see(c, until, [&] { return store_.size(record).has_value(); });
+    if (committed(look_for_record && stood)) {
+      if (!see(c, until, [&] { return is_noted_durable(c, key, until); })) {
+        store_.make_name_durable(key);
+        static_cast<void>(committed(false));
       }
-      if (!objects_.remove_late_manifest(c.step) && store_.size(key)) detail::fail_already_committed(c.step);
+      return attempts_->end(c);
     }
-    if (poll % detail::polls_for_own_record == 0) {
-      // A file that ranks share appears when the last of them has written.
-      if (!stood) stood = store_.size(record_key(c.step, c.rank, c.attempt, placement(c))).has_value();
-      if (stood) objects_.check_record(c, placement(c));
-    }
-    end_if_coordinator_is_lost(c, lost, key);
+    // What it did before it was gone is visible to requests that begin now.
+    if (see(c, until, [&] { return lost.has(0); }) && !committed(false))
+      detail::fail_lost(c, std::vector<std::int32_t>{0});
     if (!pause.wait(until))
       fail(error_id::timeout_commit,
            "the coordinator neither committed nor aborted the checkpoint in time; look for its errors",
@@ -172,14 +198,6 @@ CAIRN_BODY int commit_protocol::other_writing_rank(const save_context& c) const 
   return -1;
 }
 
-CAIRN_BODY void commit_protocol::end_if_coordinator_is_lost(const save_context& c, detail::lost_parts& lost,
-                                                            const std::string& key) const {
-  if (!lost.has(0)) return;
-  // What it did before it was gone is visible to requests that begin now.
-  objects_.throw_if_aborted(c.step, c.attempt);
-  if (!store_.size(key)) detail::fail_lost(c, std::vector<std::int32_t>{0});
-}
-
 CAIRN_BODY void commit_protocol::wait_for_ended_manifest(const save_context& c, const file_placement& place,
                                                          deadline until) const {
   const auto timeout = deadline::in(options_.rival_timeout).earlier(until);
@@ -199,14 +217,12 @@ CAIRN_BODY void commit_protocol::wait_for_ended_manifest(const save_context& c, 
   }
 }
 
-CAIRN_BODY void commit_protocol::await_durable_name(const save_context& c, const std::string& key,
-                                                    deadline until) const {
+CAIRN_BODY bool commit_protocol::is_noted_durable(const save_context& c, const std::string& key,
+                                                  deadline until) const {
   const auto timeout = deadline::in(options_.durability_timeout).earlier(until);
-  for (detail::poll_backoff pause(c.attempt, c.rank, c.world_size); !store_.is_noted_durable(key);) {
-    if (pause.wait(timeout)) continue;
-    store_.make_name_durable(key);
-    return objects_.throw_if_aborted(c.step, c.attempt);
-  }
+  for (detail::poll_backoff pause(c.attempt, c.rank, c.world_size); !store_.is_noted_durable(key);)
+    if (!pause.wait(timeout)) return false;
+  return true;
 }
 
 CAIRN_BODY void commit_protocol::make_records_durable(const save_context& c,
@@ -254,8 +270,8 @@ CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest
   for (detail::poll_backoff pause(c.attempt, c.rank);;) try {
       if (stays()) return objects;
       break;
-    } catch (const storage_error&) {
-      if (!pause.wait(timeout)) throw;
+    } catch (const storage_error& e) {
+      if (!pause.wait(timeout)) fail_unseen(c, e);
       repeated = true;
     }
   // A mark that came since the first look takes nothing away; beside one that came before, the manifest is a late one.

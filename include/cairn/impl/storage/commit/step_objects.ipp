@@ -196,14 +196,37 @@ CAIRN_BODY void step_objects::check_open(const save_context& c) const {
   if (store_.size(manifest_key(c.step)) && !remove_late_manifest(c.step)) fail_already_committed(c.step);
 }
 
+[[nodiscard]] inline std::exception_ptr own_files_removed(const std::string& record, std::int32_t rank) {
+  return make_failure(
+      error_id::storage_aborted,
+      "the files of this save were removed before it was committed: another rank failed and could not say "
+      "why, or somebody removed the checkpoint; look for the errors of the other ranks",
+      {.rank = rank, .file = record});
+}
 CAIRN_BODY void step_objects::check_record(const save_context& c, const file_placement& place) const {
   const auto key = record_key(c.step, c.rank, c.attempt, place);
   if (store_.size(key)) return;
   throw_if_aborted(c.step, c.attempt);
-  fail(error_id::storage_aborted,
-       "the files of this save were removed before it was committed: another rank failed and could not say "
-       "why, or somebody removed the checkpoint; look for the errors of the other ranks",
-       {.rank = c.rank, .file = key});
+  std::rethrow_exception(own_files_removed(key, c.rank));
+}
+
+CAIRN_BODY attempt_outcome step_objects::outcome_of(const save_context& c,
+                                                    const std::string& own_record) const {
+  const auto ended = aborted_key(c.step, c.attempt);
+  const auto mark = [&]() -> std::exception_ptr {
+    const auto bytes = store_.read_all(ended, max_mark_bytes);
+    return bytes ? why_marked(*bytes, c.step, ended) : nullptr;
+  };
+  if (auto why = mark()) return {.why = std::move(why)};
+  const auto key = manifest_key(c.step);
+  if (store_.size(key)) {
+    // A mark may have come before the manifest.
+    if (committed_by(c.step, c.attempt)) return {.committed = true, .why = mark()};
+    if (!remove_late_manifest(c.step) && store_.size(key)) return {.why = already_committed(c.step)};
+  }
+  if (own_record.empty() || store_.size(own_record)) return {};
+  auto why = mark();
+  return {.why = why != nullptr ? std::move(why) : own_files_removed(own_record, c.rank)};
 }
 
 CAIRN_BODY void step_objects::throw_failure_in(const std::string& record_key) const {
