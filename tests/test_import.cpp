@@ -14,11 +14,13 @@
 #include <cairn/storage/safetensors_storage.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <cairn/system/file_descriptor.hpp>
 #include <support/faulty_store.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/scratch_directory.hpp>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -356,6 +358,16 @@ TEST_CASE("an import of files that are replaced or written again meanwhile commi
   }
   SUBCASE("written again in place") {
     meanwhile = [&] { put_file(path, 2, count); };
+  }
+  std::shared_ptr<void> mapped;
+  SUBCASE("written through a mapping, which not every file system notes in a time stamp") {
+    meanwhile = [&] {
+      const cairn::detail::file_descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+      void* const at = ::mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+      REQUIRE(at != MAP_FAILED);
+      mapped.reset(at, [](void* p) { ::munmap(p, 8192); });
+      static_cast<char*>(at)[8000] ^= 1;
+    };
   }
   bool done = false;
   cairn::import_options options;

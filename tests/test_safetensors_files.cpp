@@ -8,14 +8,18 @@
 #include <cairn/manage/import_safetensors.hpp>
 #include <cairn/safetensors_files.hpp>
 #include <cairn/storage/safetensors/safetensors_header.hpp>
+#include <cairn/stores/file/posix_file_system.hpp>
 #include <cairn/stores/file_store.hpp>
 #include <cairn/stores/memory_store.hpp>
+#include <cairn/system/file_descriptor.hpp>
 #include <support/faulty_store.hpp>
 #include <support/on_all_ranks.hpp>
 #include <support/planner_conformance.hpp>
 #include <support/scratch_directory.hpp>
 #include <support/storage_archetype.hpp>
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -571,6 +575,38 @@ TEST_CASE("a load of a file that is replaced while it is read is an error, not a
   CHECK(refused.fields().file == "model.safetensors");
   (void)ckpt.load(state, 0);
   CHECK(w == floats(1000, 5));
+}
+
+TEST_CASE("a file that somebody has open for writing, or mapped so, is not read: it may change unseen") {
+  const scratch_directory directory;
+  const auto path = directory.path() + "/model.safetensors";
+  put(path, file_of({whole_part("w", {1000})}));
+  cairn::detail::file_descriptor own(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const cairn::posix_file_system system;
+  if (system.lease(own.get()) != 0) {
+    MESSAGE("not tried: this file system does not tell who writes");
+    return;
+  }
+  system.end_lease(own.get());
+  cairn::checkpointer ckpt{cairn::safetensors_files(path), quiet()};
+  std::vector<float> w(1000, 9.f);
+  cairn::state_dict state;
+  state.tensor("w", w, {1000});
+  const auto expect_refused = [&] {
+    const auto refused = failure_of([&] { (void)ckpt.load(state, 0); });
+    CHECK(refused.id() == error_id::corrupt_identity);
+    CHECK(refused.fields().file == "model.safetensors");
+    CHECK(w == std::vector<float>(1000, 9.f));
+  };
+  cairn::detail::file_descriptor writer(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  expect_refused();
+  void* const mapped = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, writer.get(), 0);
+  REQUIRE(mapped != MAP_FAILED);
+  writer = {};
+  expect_refused();
+  ::munmap(mapped, 4096);
+  (void)ckpt.load(state, 0);
+  CHECK(w == floats(1000, 0));
 }
 
 TEST_CASE("a load of a file that is replaced at any moment loads one of the two, or says what happened") {

@@ -162,12 +162,14 @@ concept WatchesChanges = ByteStore<S> && requires(S& s, std::string_view prefix)
 struct object_identity {
   std::uint64_t bytes = 0;   ///< as size() returns them
   std::string version = {};  ///< differs once the object was replaced or written again; empty: not known
+  /// Somebody can write to the object now, as far as the store knows: it may change, and its version stay.
+  bool open_for_writing = false;
 };
 
 /// A ByteStore whose objects others may replace, and which can tell that they did.
 ///
-/// - `identify(key)`: returns the identity of the object, or nothing if there is none. Of two equal ones, no byte of the
-///   object changed between the calls; of different ones it may have. They are compared on one host alone. Throws
+/// - `identify(key)`: returns the identity of the object, or nothing if there is none. Of two with one version, during
+///   neither of which it was open for writing, no byte of the object changed between the calls; else it may have. They are compared on one host alone. Throws
 ///   storage_error.
 template <class S>
 concept IdentifiesObjects = ByteStore<S> && requires(S& s, std::string_view key) {

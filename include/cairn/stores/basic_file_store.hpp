@@ -268,6 +268,12 @@ std::optional<object_identity> basic_file_store<F>::identify(std::string_view ke
   found.version = detail::text_of(s.identity);
   for (const auto part : {static_cast<std::int64_t>(s.bytes), s.modified, s.changed})
     found.version += std::to_string(part) + " ";
+  if constexpr (MappingFileSystem<F>) {
+    const int code = tree_->fs.lease(file.get());
+    if (code == 0) tree_->fs.end_lease(file.get());
+    // A large write, and stores through a mapping, move no time stamp while they go on.
+    found.open_for_writing = code == -EAGAIN;
+  }
   return found;
 }
 

@@ -240,6 +240,12 @@ CAIRN_BODY void foreign_reader::check_files(checkpoint_type& checkpoint, const d
                "a safetensors file was replaced or written again while it was read: read it again "
                "when nothing writes it any more",
                {.file = file.key});
+        if (now->open_for_writing)
+          fail(error_id::corrupt_identity,
+               "a process has this safetensors file open for writing, or mapped so, and may be changing it: "
+               "read "
+               "it when nothing writes it any more",
+               {.file = file.key});
       });
 }
 
