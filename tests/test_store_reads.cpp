@@ -353,6 +353,17 @@ TEST_CASE("a session over many files keeps few of them open, and none that other
   CHECK(f.fs.cache->most_open <= most + 1);
 }
 
+TEST_CASE("where there is a descriptor for one way alone, the other one is not waited for each time") {
+  cached_fixture f;
+  f.fs.cache->all = true;
+  f.fs.cache->no_buffered = EMFILE;
+  auto reads = f.s.begin_reads();
+  constexpr std::size_t count = 100;
+  for (std::size_t i = 0; i < count; ++i) CHECK(f.right(reads, i % 3 * mebibyte, mebibyte, 0));
+  CHECK(f.fs.cache->not_opened < count);
+  CHECK(f.fs.cache->direct_reads >= count);
+}
+
 TEST_CASE("threads that read many files with few descriptors take them from one another") {
   cached_fixture f;
   const auto bytes = random_bytes((std::size_t{128} << 10) + 100);

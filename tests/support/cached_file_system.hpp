@@ -38,6 +38,7 @@ struct cache_model {
   int interrupted = 0;            ///< so many of them end with EINTR first
   bool flips = false;             ///< each such read changes a bit of what it brings
   int no_direct = 0;              ///< errno of opening with O_DIRECT
+  int no_buffered = 0;            ///< errno of opening a file to read it otherwise
   int write_back = 0;             ///< errno of beginning to send on what was written
   int stale = 0;                  ///< so many of the next direct and plain reads end with ESTALE
   int unreadable = 0;             ///< errno of direct and plain reads
@@ -51,6 +52,7 @@ struct cache_model {
   std::size_t direct_writes = 0, plain_writes = 0, written_back = 0;
   std::size_t leased = 0, mapped = 0, unmapped = 0;
   std::size_t opened_for_data = 0;  ///< files of tensors
+  std::size_t not_opened = 0;       ///< tries that ended with no_buffered
   std::size_t asked_in_vain = 0;    ///< reads of what is cached that wanted more than is
   std::size_t opened = 0, asked = 0, cached_reads = 0, direct_reads = 0, plain_reads = 0, most_open = 0;
 
@@ -68,6 +70,10 @@ struct cached_file_system : cairn::posix_file_system {
   [[nodiscard]] int open_at(int directory, const char* name, int flags, unsigned mode) const {
     const std::lock_guard lock(cache->mutex);
     if ((flags & O_DIRECT) != 0 && cache->no_direct != 0) return -cache->no_direct;
+    if ((flags & (O_DIRECT | O_DIRECTORY | O_CREAT)) == 0 && cache->no_buffered != 0) {
+      ++cache->not_opened;
+      return -cache->no_buffered;
+    }
     if (cache->open_files.size() >= cache->max_open) return -EMFILE;
     const int file = posix_file_system::open_at(directory, name, flags, mode);
     if (file < 0) return file;

@@ -3,6 +3,7 @@
 #include <cairn/stores/file/file_io.hpp>
 #include <cairn/stores/file/mapped_file.hpp>
 #include <cairn/stores/file/posix_file_system.hpp>
+#include <cairn/system/deadline.hpp>
 #include <cairn/system/digest.hpp>
 
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -52,7 +54,7 @@ class file_source {
     if (t.error != 0 || (t.done == bytes && bytes != 0)) return t;
     // What direct requests did not bring: all of it, or what follows an odd end. Also for nothing the file
     // must be there.
-    const int file = buffered_file(open);
+    const int file = buffered_file(open, true);
     if (file < 0) return {t.done, -file};
     auto rest = read_fully(fs, file, to + t.done, bytes - static_cast<std::size_t>(t.done), offset + t.done);
     rest.done += t.done;
@@ -64,7 +66,7 @@ class file_source {
   [[nodiscard]] bool copy_cached(F& fs, std::size_t block, bool direct_allowed, Open&& open, std::byte* to,
                                  std::size_t bytes, std::uint64_t offset, std::uint64_t* digest) {
     if (bytes < least_direct || !is_cached(fs, block, direct_allowed, open, bytes, offset)) return false;
-    const int file = buffered_file(open);
+    const int file = buffered_file(open, false);
     if (file < 0) return false;
     if constexpr (MappingFileSystem<F>)
       if (mapped_.copy(fs, file, to, bytes, offset, digest)) return true;
@@ -84,7 +86,7 @@ class file_source {
   [[nodiscard]] bool is_cached(F& fs, std::size_t block, bool direct_allowed, Open&& open,
                                std::uint64_t bytes, std::uint64_t offset) {
     int file = direct_allowed ? direct_file(fs, block, open) : -1;
-    if (file < 0) file = buffered_file(open);
+    if (file < 0) file = buffered_file(open, false);
     const auto pages = whole_pages(block, bytes, offset);
     return file >= 0 && cached_bytes(fs, file, pages.bytes, pages.first) >= pages.bytes;
   }
@@ -158,7 +160,7 @@ class file_source {
         if (end < offset + least_direct) return 0;
         wanted = std::min<std::uint64_t>(bytes, end - offset);
       }
-      const int file = buffered_file(open);
+      const int file = buffered_file(open, false);
       if (file < 0) return 0;
       std::uint64_t done = 0;
       for (int idle = 0; done < wanted;) {
@@ -182,12 +184,16 @@ class file_source {
     }
   }
 
+  /// Where it is not `needed`, as what is cached can be read past the page cache, too, descriptors that are short are
+  /// waited for now and then alone.
   template <class Open>
-  [[nodiscard]] int buffered_file(Open& open) {
+  [[nodiscard]] int buffered_file(Open& open, bool needed) {
     const std::lock_guard lock(mutex_);
     if (!buffered_) {
+      if (!needed && !short_until_.passed()) return -EMFILE;
       int error = 0;
       buffered_ = open(0, error);
+      if (error == -EMFILE || error == -ENFILE) short_until_ = deadline::in(std::chrono::seconds(1));
       if (error < 0) return error;
     }
     return buffered_.get();
@@ -284,6 +290,7 @@ class file_source {
   mapped_file<F> mapped_;  // of buffered_: gone before it is closed
   std::uint64_t memory_alignment_ = 1;
   bool tried_direct_ = false;
+  deadline short_until_ = deadline::in(std::chrono::seconds(0));
   std::atomic<bool> refused_{false};
   std::atomic<int> misses_{0};
   std::atomic<bool> tried_unknown_{false};
