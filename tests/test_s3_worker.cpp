@@ -570,6 +570,22 @@ TEST_CASE("a sign of life whose first answer was lost is shown once, and taken b
   }
 }
 
+TEST_CASE("a sign of life that could not be taken back is, once the service answers again") {
+  s3::server server{service()};
+  auto options = s3::own_bucket_at(server.endpoint());
+  options.max_attempts = 2;
+  cairn::s3_store store{options, s3::credentials_of(first), std::make_shared<cairn_test::quick_clock>()};
+  auto other = reader(server, first);
+  server.faults.add("error AbortMultipartUpload all status=503 code=SlowDown");
+  { const auto sign = store.show("lease"); }
+  CHECK(store.live_writers("").empty());
+  // As this host sees, its process lives.
+  CHECK(other.live_writers("").size() == 1);
+  server.faults.clear();
+  CHECK(await([&] { return server.objects().uploads() == 0; }));
+  CHECK(other.live_writers("").empty());
+}
+
 TEST_CASE("a sign of life counts from when it was sent, not from its answer") {
   s3::server server{service()};
   const auto clock = std::make_shared<standing_clock>();

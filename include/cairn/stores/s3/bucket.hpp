@@ -3,6 +3,7 @@
 #pragma once
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/stores/s3/client.hpp>
+#include <cairn/system/background_thread.hpp>
 
 #include <algorithm>
 #include <condition_variable>
@@ -58,6 +59,10 @@ struct open_upload {
 class s3_bucket {
  public:
   s3_bucket(s3_options options, s3_credential_source credentials, std::shared_ptr<s3_clock> clock);
+  s3_bucket(const s3_bucket&) = delete;
+  s3_bucket& operator=(const s3_bucket&) = delete;
+  /// Waits for a request of end_later() that is under way, some seconds at most.
+  ~s3_bucket();
 
   s3_client client;
   part_buffers buffers;
@@ -72,8 +77,9 @@ class s3_bucket {
   void opened(const std::string& id);
   void closed(const std::string& id) noexcept;
   [[nodiscard]] bool lives(const std::string& id);
-  /// An upload that this process was done with and could not end: nobody waits for it any more.
-  void left(const std::string& id);
+  /// An upload that this process is done with and could not end: nobody waits for it here any more. A thread ends it when
+  /// the service answers again: to other processes of this host it counts as long as this one lives.
+  void end_later(const std::string& key, const std::string& id);
   [[nodiscard]] bool was_left(const std::string& id);
 
   /// All objects below a prefix whose keys have at most `deeper` slashes behind it, not sorted; learns their ETags. Keys
@@ -125,6 +131,7 @@ class s3_bucket {
   [[nodiscard]] upload_marker add_uploads(const std::string& prefix, const upload_marker& from,
                                           std::vector<open_upload>& found, const s3_deadline& until = {},
                                           bool urgent = false);
+  void end_late() noexcept;
   static std::optional<std::string> decoded(std::string_view text, bool encoded);
   static std::optional<std::string> key_of(const xml_element& e, bool encoded);
 
@@ -132,9 +139,13 @@ class s3_bucket {
   std::map<std::string, s3_object> known_;
   std::set<std::string> live_;
   std::set<std::string> left_;
+  std::vector<open_upload> to_end_;
+  std::condition_variable changed_;
+  bool ending_ = false;
   std::mutex probe_mutex_;
   bool probed_ = false;
   bool exclusive_ = false;
+  background_thread late_ends_;
 };
 
 }  // namespace detail

@@ -19,6 +19,8 @@
 #include <cairn/system/thread_pool.hpp>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -107,9 +109,48 @@ CAIRN_BODY bool s3_bucket::lives(const std::string& id) {
   return live_.contains(id);
 }
 
-CAIRN_BODY void s3_bucket::left(const std::string& id) {
-  const std::lock_guard lock(mutex_);
-  left_.insert(id);
+CAIRN_BODY s3_bucket::~s3_bucket() {
+  if (late_ends_.in_child()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  late_ends_.join();
+}
+
+CAIRN_BODY void s3_bucket::end_later(const std::string& key, const std::string& id) {
+  {
+    const std::lock_guard lock(mutex_);
+    left_.insert(id);
+    to_end_.push_back({key, id});
+    // Where there is no thread, the upload counts on this host until this process ends.
+    if (!late_ends_.joinable()) static_cast<void>(late_ends_.start("cairn s3 ends", [this] { end_late(); }));
+  }
+  changed_.notify_all();
+}
+
+CAIRN_BODY void s3_bucket::end_late() noexcept {
+  constexpr std::chrono::seconds pause{2}, request{5};
+  const auto& clock = client.service().clock;
+  const auto ends = [&] { return ending_; };
+  for (std::unique_lock lock(mutex_);;) {
+    changed_.wait(lock, [&] { return ending_ || !to_end_.empty(); });
+    if (changed_.wait_for(lock, pause, ends)) return;
+    const auto upload = to_end_.front();
+    lock.unlock();
+    bool ended = true;
+    try {
+      abort(upload.key, upload.id, {clock, clock->now() + request}, true);
+    } catch (...) {  // the service does not answer yet
+      ended = false;
+    }
+    lock.lock();
+    if (ended)
+      to_end_.erase(to_end_.begin());
+    else
+      std::rotate(to_end_.begin(), to_end_.begin() + 1, to_end_.end());
+  }
 }
 
 CAIRN_BODY bool s3_bucket::was_left(const std::string& id) {

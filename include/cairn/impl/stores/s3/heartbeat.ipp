@@ -113,7 +113,7 @@ CAIRN_BODY heartbeat::~heartbeat() {
     bucket_->abort(key_, id_, request_deadline(), true);
   } catch (...) {  // leftovers() lists it
     try {
-      bucket_->left(id_);
+      bucket_->end_later(key_, id_);
     } catch (const std::bad_alloc&) {  // it counts until this process ends
     }
   }
