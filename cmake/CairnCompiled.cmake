@@ -56,6 +56,8 @@ function(cairn_add_compiled name component)
   add_library(cairn::${name} ALIAS cairn_${name})
   set_target_properties(cairn_${name} PROPERTIES EXPORT_NAME ${name} CXX_EXTENSIONS OFF
     POSITION_INDEPENDENT_CODE ON)  # for the extensions of Python and other shared libraries
+  # Nobody replaces single functions of it: g++ may inline them in one another, as clang does anyway.
+  target_compile_options(cairn_${name} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-fno-semantic-interposition>")
   if(NOT CAIRN_BUILD_COMPILED)
     set_target_properties(cairn_${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
   endif()
