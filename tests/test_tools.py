@@ -676,6 +676,7 @@ def check_prune(root, directory, server):
 def check_scavenge(root):
     """A job that holds each step in the memory of two hosts loses one in a save, and never comes back: the newest step gets into the store."""
     store = os.path.join(root, "scavenged")
+    begun = time.time()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         left = os.path.join(memory, "host-0")
         told = run(TRAIN, *SHAPE, "--steps", 8, "--every", 1, "--ranks", 4, "--store", store, "--tier", memory, "--hosts", 2,
@@ -696,6 +697,8 @@ def check_scavenge(root):
         told = run(SCAVENGE, left, store)
         expect(told, "^step 4  2 images rebuilt$")
         expect(told, "^step 4  saved and verified: ")
+        saved_at = json.loads(run(INSPECT, store, "--step", 4, "--json").splitlines()[0])["unix_time"]
+        assert begun - 1 <= saved_at <= time.time(), f"the time of the save is told as {saved_at}"
         expect(run(SCAVENGE, left, store), "^step 4  is the newest of the store already; nothing was saved$")
         # What the tiers hold is the only good copy once that of the store is damaged.
         saved, aside = os.path.join(store, "step-00000004"), os.path.join(root, "scavenged-aside")

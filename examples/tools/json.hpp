@@ -3,9 +3,9 @@
 // What programs print with --json: an object on each line.
 #include <cairn/model/json_text.hpp>
 
+#include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,11 +30,11 @@ class json_object {
   json_object& number(std::string_view name, std::uint64_t value) { return raw(name, std::to_string(value)); }
   json_object& step(std::string_view name, std::int64_t value) { return raw(name, std::to_string(value)); }
   json_object& truth(std::string_view name, bool value) { return raw(name, value ? "true" : "false"); }
-  /// All digits; null where it is no number or infinite, which JSON cannot say.
+  /// As many digits as say which number it is; null where it is no number or infinite, which JSON cannot say.
   json_object& real(std::string_view name, double value) {
     char digits[40];
-    std::snprintf(digits, sizeof digits, "%.17g", value);
-    return raw(name, std::isfinite(value) ? digits : "null");
+    const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+    return raw(name, std::isfinite(value) ? std::string_view(digits, end) : "null");
   }
   json_object& texts(std::string_view name, const std::vector<std::string>& values) {
     std::string all;

@@ -19,7 +19,8 @@ namespace detail {
 
 [[nodiscard]] std::vector<surveyed_save> survey_images(const std::string& directory,
                                                        std::vector<std::string>& damaged);
-[[nodiscard]] std::vector<std::byte> spread_manifest(const std::string& directory, const surveyed_save& all);
+[[nodiscard]] std::vector<std::byte> spread_manifest(const std::string& directory, const surveyed_save& all,
+                                                     std::int64_t unix_time = 0);
 [[nodiscard]] any_reader spread_reader(const std::string& directory, const surveyed_save& which,
                                        std::shared_ptr<const file_holders> holders);
 std::vector<std::string> give_up_damaged_images(const std::string& directory, const surveyed_save& which,

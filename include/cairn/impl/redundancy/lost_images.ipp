@@ -11,6 +11,7 @@
 #include <cairn/tiers/tier_directory.hpp>
 #include <cairn/tiers/tier_files.hpp>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -149,21 +150,27 @@ CAIRN_BODY any_store surviving_store(std::span<const std::string> directories, c
   std::vector<std::vector<detail::held_name>> names(directories.size());
   const std::string* with_plan = nullptr;
   std::vector<std::string> damaged;
+  std::int64_t saved_at = 0;  // when the first of its images was held
   for (std::size_t i = 0; i < directories.size(); ++i) {
     auto own = detail::survey_images(directories[i], damaged);
     std::erase_if(own, [&](const surveyed_save& s) { return !s.is_same_save(which); });
     if (with_plan == nullptr && !own.empty() && own.front().has_plan) with_plan = &directories[i];
     add_survey(all, own);
     for (const auto& each : detail::names_in_tier(directories[i]))
-      if (const auto name = detail::parse_held_name(each); name && detail::names_save(*name, which))
+      if (const auto name = detail::parse_held_name(each); name && detail::names_save(*name, which)) {
         names[i].push_back(*name);
+        struct stat s {};
+        if (::stat((directories[i] + "/" + each).c_str(), &s) == 0 &&
+            (saved_at == 0 || s.st_mtime < saved_at))
+          saved_at = s.st_mtime;
+      }
   }
   if (all.empty() || with_plan == nullptr ||
       all.front().images.size() != static_cast<std::size_t>(which.world_size))
     fail(error_id::corrupt_missing_file, "the local tiers do not have all of this save",
          {.expected = "step " + std::to_string(which.step)});
-  return any_store(
-      detail::held_store(directories, names, which.step, detail::spread_manifest(*with_plan, all.front())));
+  return any_store(detail::held_store(directories, names, which.step,
+                                      detail::spread_manifest(*with_plan, all.front(), saved_at)));
 }
 
 }  // namespace v1

@@ -134,12 +134,13 @@ CAIRN_BODY std::vector<surveyed_save> survey_images(const std::string& directory
   return found;
 }
 
-CAIRN_BODY std::vector<std::byte> spread_manifest(const std::string& directory, const surveyed_save& all) {
+CAIRN_BODY std::vector<std::byte> spread_manifest(const std::string& directory, const surveyed_save& all,
+                                                  std::int64_t unix_time) {
   auto m = plan_in_tier(directory, all.plan_digest).content;
   if (m.content.world_size != all.world_size)
     fail(error_id::corrupt_identity, "a plan of the local tier is of another number of ranks",
          {.file = directory + "/" + plan_name(all.plan_digest)});
-  m.run = all.run, m.step = all.step, m.attempt = all.attempt;
+  m.run = all.run, m.step = all.step, m.attempt = all.attempt, m.unix_time = unix_time;
   m.records.clear();
   for (const auto& i : all.images)
     m.records.push_back({all.step, all.attempt, i.rank, i.files, i.record_digest, i.data_bytes});
