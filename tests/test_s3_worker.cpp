@@ -586,6 +586,35 @@ TEST_CASE("a sign of life that could not be taken back is, once the service answ
   CHECK(other.live_writers("").empty());
 }
 
+TEST_CASE(
+    "in a child of fork() a sign of life, and its store, end at once, and show the process of the parent "
+    "on") {
+  s3::server server{service()};
+  auto options = s3::own_bucket_at(server.endpoint());
+  options.max_attempts = 2;
+  std::optional<cairn::s3_store> store{std::in_place, options, s3::credentials_of(first),
+                                       std::make_shared<cairn_test::quick_clock>()};
+  // A thread waits for the next upload that could not be ended at once.
+  server.faults.add("error AbortMultipartUpload all status=503 code=SlowDown");
+  { const auto sign = store->show("lease"); }
+  server.faults.clear();
+  REQUIRE(await([&] { return server.objects().uploads() == 0; }));
+  std::optional sign{store->show("lease")};
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    sign.reset();
+    store.reset();
+    ::_exit(7);
+  }
+  REQUIRE(child > 0);
+  int status = 0;
+  const bool ended = await([&] { return ::waitpid(child, &status, WNOHANG) == child; });
+  if (!ended) ::kill(child, SIGKILL), ::waitpid(child, &status, 0);
+  CHECK(ended);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 7));
+  CHECK(server.objects().uploads() == 1);
+}
+
 TEST_CASE("a sign of life counts from when it was sent, not from its answer") {
   s3::server server{service()};
   const auto clock = std::make_shared<standing_clock>();

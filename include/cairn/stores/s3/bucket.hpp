@@ -4,6 +4,7 @@
 #include <cairn/concepts/byte_store.hpp>
 #include <cairn/stores/s3/client.hpp>
 #include <cairn/system/background_thread.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <algorithm>
 #include <condition_variable>
@@ -140,7 +141,7 @@ class s3_bucket {
   std::set<std::string> live_;
   std::set<std::string> left_;
   std::vector<open_upload> to_end_;
-  std::condition_variable changed_;
+  owned<std::condition_variable> changed_ = make_owned<std::condition_variable>();  // as in heartbeat
   bool ending_ = false;
   std::mutex probe_mutex_;
   bool probed_ = false;

@@ -4,6 +4,7 @@
 #include <cairn/stores/s3/bucket.hpp>
 #include <cairn/stores/s3/clock.hpp>
 #include <cairn/system/background_thread.hpp>
+#include <cairn/system/owned.hpp>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -77,7 +78,8 @@ class heartbeat {
   std::string id_;
   bool has_others_ = false;  // perhaps: of the thread, while it runs
   std::mutex mutex_;
-  std::condition_variable ended_;
+  /// Of the heap: the end of one for which a thread of the parent waited would wait for it in a child of fork().
+  owned<std::condition_variable> ended_ = make_owned<std::condition_variable>();
   bool ending_ = false;
   std::atomic<bool> lost_{false};
   /// When the last sign that the service has acknowledged was sent.

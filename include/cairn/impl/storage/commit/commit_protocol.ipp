@@ -169,7 +169,11 @@ CAIRN_BODY void commit_protocol::await_commit(const save_context& c, deadline un
     if (look_for_record && !stood) stood = see(c, until, [&] { return store_.size(record).has_value(); });
     if (committed(look_for_record && stood)) {
       if (!see(c, until, [&] { return is_noted_durable(c, key, until); })) {
-        store_.make_name_durable(key);
+        try {
+          store_.make_name_durable(key);
+        } catch (const storage_error& e) {
+          fail_unseen(c, e);
+        }
         static_cast<void>(committed(false));
       }
       return attempts_->end(c);

@@ -110,46 +110,51 @@ CAIRN_BODY bool s3_bucket::lives(const std::string& id) {
 }
 
 CAIRN_BODY s3_bucket::~s3_bucket() {
-  if (late_ends_.in_child()) return;
+  if (late_ends_.in_child()) {
+    static_cast<void>(changed_.release());
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  changed_.notify_all();
+  changed_->notify_all();
   late_ends_.join();
 }
 
 CAIRN_BODY void s3_bucket::end_later(const std::string& key, const std::string& id) {
+  constexpr std::size_t max =
+      256;  // what is more counts on this host until this process ends, as where there is no thread
   {
     const std::lock_guard lock(mutex_);
     left_.insert(id);
+    if (to_end_.size() >= max || late_ends_.in_child()) return;
     to_end_.push_back({key, id});
-    // Where there is no thread, the upload counts on this host until this process ends.
     if (!late_ends_.joinable()) static_cast<void>(late_ends_.start("cairn s3 ends", [this] { end_late(); }));
   }
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 CAIRN_BODY void s3_bucket::end_late() noexcept {
   constexpr std::chrono::seconds pause{2}, request{5};
   const auto& clock = client.service().clock;
-  const auto ends = [&] { return ending_; };
+  bool answers = false;
   for (std::unique_lock lock(mutex_);;) {
-    changed_.wait(lock, [&] { return ending_ || !to_end_.empty(); });
-    if (changed_.wait_for(lock, pause, ends)) return;
-    const auto upload = to_end_.front();
+    changed_->wait(lock, [&] { return ending_ || !to_end_.empty(); });
+    if (ending_ || (!answers && changed_->wait_for(lock, pause, [&] { return ending_; }))) return;
+    auto upload = std::move(to_end_.back());
+    to_end_.pop_back();
     lock.unlock();
-    bool ended = true;
+    answers = true;
     try {
       abort(upload.key, upload.id, {clock, clock->now() + request}, true);
-    } catch (...) {  // the service does not answer yet
-      ended = false;
+    } catch (const storage_error& e) {
+      answers = e.id() != error_id::storage_unavailable;  // a refusal is for good
+    } catch (...) {
+      answers = false;
     }
     lock.lock();
-    if (ended)
-      to_end_.erase(to_end_.begin());
-    else
-      std::rotate(to_end_.begin(), to_end_.begin() + 1, to_end_.end());
+    if (!answers && to_end_.size() < to_end_.capacity()) to_end_.push_back(std::move(upload));
   }
 }
 

@@ -101,13 +101,16 @@ CAIRN_BODY heartbeat::heartbeat(std::shared_ptr<s3_bucket> bucket, const std::st
 }
 
 CAIRN_BODY heartbeat::~heartbeat() {
-  if (thread_.in_child()) return;  // the parent announces, and takes it back
+  if (thread_.in_child()) {  // the parent announces, and takes it back
+    static_cast<void>(ended_.release());
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
     if (under_way_) bucket_->client.cancel(*under_way_);
   }
-  ended_.notify_all();
+  ended_->notify_all();
   thread_.join();
   try {
     bucket_->abort(key_, id_, request_deadline(), true);
@@ -136,7 +139,7 @@ CAIRN_BODY bool heartbeat::pause(std::unique_lock<std::mutex>& lock) {
   // A clock may jump.
   constexpr s3_clock::time_point::duration longest = std::chrono::milliseconds(250);
   for (auto left = due - clock.now(); !ending_ && left.count() > 0; left = due - clock.now())
-    ended_.wait_for(lock, std::min(left, longest));
+    ended_->wait_for(lock, std::min(left, longest));
   return !ending_;
 }
 
