@@ -110,8 +110,8 @@ struct program_figures {
   double encode = 0;  ///< B/s
   double decode = 0;
 };
-/// What `zstd -b` says of the item; nothing where there is no such program, or it says something else.
-std::optional<program_figures> ask_program(const bytes& item, int level) {
+/// What `zstd -b` says of the item after so many seconds of each direction, or one turn; nothing where there is no such program, or it says something else.
+std::optional<program_figures> ask_program(const bytes& item, int level, int seconds) {
   if (level > 19) return std::nullopt;  // asks for --ultra
   char path[] = "/tmp/cairn-bench-codec-XXXXXX";
   const int file = ::mkstemp(path);
@@ -125,8 +125,8 @@ std::optional<program_figures> ask_program(const bytes& item, int level) {
   ::close(file);
   std::optional<program_figures> found;
   const auto text = std::to_string(level);
-  const auto command = "zstd -q -T1 -b" + text + " -e" + text + " -i1 -B" + std::to_string(frame_bytes) +
-                       " " + path + " 2>/dev/null";
+  const auto command = "zstd -q -T1 -b" + text + " -e" + text + " -i" + std::to_string(seconds) + " -B" +
+                       std::to_string(frame_bytes) + " " + path + " 2>/dev/null";
   if (std::FILE* const said = written ? ::popen(command.c_str(), "r") : nullptr) {
     char line[512];
     while (std::fgets(line, sizeof line, said) != nullptr) {
@@ -180,7 +180,7 @@ void run(const std::string& what, cairn::dtype type, const bytes& item, int leve
   };
   report.add_against("encoded_size/" + name, cairn_bench::samples({share(encoded.size())}), "",
                      share(plain.size()), cairn_bench::at_most(1));
-  if (const auto program = ask_program(item, level)) {
+  if (const auto program = ask_program(item, level, pairs > 1 ? 1 : 0)) {
     report.add_against("encoded_size_beside_program/" + name, cairn_bench::samples({share(encoded.size())}),
                        "", program->share, cairn_bench::at_most(1));
     report.add_against("encode_beside_program/" + name,
