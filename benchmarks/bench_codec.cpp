@@ -110,7 +110,8 @@ struct program_figures {
   double encode = 0;  ///< B/s
   double decode = 0;
 };
-/// What `zstd -b` says of the item after so many seconds of each direction, or one turn; nothing where there is no such program, or it says something else.
+/// What `zstd -b` says of the item after so many seconds of each direction, or one turn; nothing where there is no such
+/// program, or it says something else.
 std::optional<program_figures> ask_program(const bytes& item, int level, int seconds) {
   if (level > 19) return std::nullopt;  // asks for --ultra
   char path[] = "/tmp/cairn-bench-codec-XXXXXX";

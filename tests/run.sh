@@ -386,11 +386,8 @@ case $mode in
     build clang-asan  # the others are configured beside it
     prepare release "cairn_examples"
     prepare clang-tsan ""
-    tests=${selected[clang-asan]}
-    select_tests clang-asan benchmarks
-    benchmarks=${selected[clang-asan]}
-    selected[clang-asan]=$tests tests_of[clang-asan]=clang-asan
-    [ -n "$regex" ] || targets[clang-asan]+=" cairn_benchmarks"
+    targets[clang-asan]=
+    [ -n "$regex" ] || targets[clang-asan]=cairn_benchmarks  # for the end
     # The quickstart, the last of clang-asan's tests, builds programs of release, which the compiler cache has by then.
     [ -z "${targets[release]:-}" ] || [ -n "$regex" ] || first_targets[release]="train_gpt evaluate inspect verify"
     build_behind release clang-tsan clang-asan
@@ -402,7 +399,8 @@ case $mode in
     run_tests clang-tsan
     finish_build clang-asan
     end_behind
-    selected[clang-asan]=$benchmarks tests_of[clang-asan]=benchmarks
+    select_tests clang-asan benchmarks
+    build clang-asan
     run_tests clang-asan benchmarks
     ;;
   full)

@@ -575,8 +575,8 @@ TEST_CASE(
       CAPTURE(k);
       CAPTURE(for_ever);
       place p;
-      p.rival_timeout =
-          std::chrono::milliseconds(200);  // is waited for where the store fails behind a manifest
+      // It is waited for where the store fails behind a manifest.
+      p.rival_timeout = std::chrono::milliseconds(200);
       std::barrier together(2);
       std::atomic<int> acknowledged = 0;
       const auto thrown = p.ranks(2, [&](int rank, communicator comm) {

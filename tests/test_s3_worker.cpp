@@ -586,9 +586,7 @@ TEST_CASE("a sign of life that could not be taken back is, once the service answ
   CHECK(other.live_writers("").empty());
 }
 
-TEST_CASE(
-    "in a child of fork() a sign of life, and its store, end at once, and show the process of the parent "
-    "on") {
+TEST_CASE("in a child of fork() a sign of life, and its store, end at once, and that of the parent goes on") {
   s3::server server{service()};
   auto options = s3::own_bucket_at(server.endpoint());
   options.max_attempts = 2;

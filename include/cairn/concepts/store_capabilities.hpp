@@ -169,8 +169,8 @@ struct object_identity {
 /// A ByteStore whose objects others may replace, and which can tell that they did.
 ///
 /// - `identify(key)`: returns the identity of the object, or nothing if there is none. Of two with one version, during
-///   neither of which it was open for writing, no byte of the object changed between the calls; else it may have. They are compared on one host alone. Throws
-///   storage_error.
+///   neither of which it was open for writing, no byte of the object changed between the calls; else it may have. They
+///   are compared on one host alone. Throws storage_error.
 template <class S>
 concept IdentifiesObjects = ByteStore<S> && requires(S& s, std::string_view key) {
   { s.identify(key) } -> std::same_as<std::optional<object_identity>>;

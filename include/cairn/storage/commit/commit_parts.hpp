@@ -121,7 +121,6 @@ void identify(record_identity& r, const save_context& c) noexcept;
 /// Why an attempt was ended, as its mark says it.
 [[nodiscard]] std::exception_ptr why_marked(std::span<const std::byte> bytes, std::int64_t step,
                                             const std::string& key);
-[[noreturn]] void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key);
 
 /// "ranks 3, 5 and 7", at most 16 of them.
 [[nodiscard]] std::string ranks_text(list_view<const std::int32_t> ranks);

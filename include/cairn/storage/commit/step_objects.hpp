@@ -109,6 +109,8 @@ class step_objects {
   [[nodiscard]] bool committed_by(std::int64_t step, std::uint64_t attempt) const {
     return standing_attempt(step) == attempt;
   }
+  /// Why an attempt was ended; null where it was not.
+  [[nodiscard]] std::exception_ptr why_aborted(std::int64_t step, std::uint64_t attempt) const;
   void throw_if_aborted(std::int64_t step, std::uint64_t attempt) const;
   /// Throws storage_already_committed if the step is committed, and the reason of an attempt that was
   /// aborted.
@@ -127,6 +129,8 @@ class step_objects {
   bool mark(std::int64_t step, std::uint64_t attempt, const std::exception_ptr& why) const noexcept;
 
  private:
+  /// See check_record(); null where the record is there.
+  [[nodiscard]] std::exception_ptr why_record_is_gone(const save_context& c, const std::string& record) const;
   /// The files of its own attempt that a manifest names and that are not among these objects of its step.
   [[nodiscard]] static vector<object_name> missing_in(const manifest& m, const vector<step_object>& objects);
 

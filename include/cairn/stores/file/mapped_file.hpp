@@ -38,8 +38,8 @@ class mapped_file {
 
  private:
   static constexpr std::uint64_t window_bytes = 64u << 20;
-  static constexpr std::uint64_t mapped_bytes =
-      window_bytes + (4u << 20);  // what begins in a window ends in it
+  /// What begins in a window ends in what is mapped of it.
+  static constexpr std::uint64_t mapped_bytes = window_bytes + (4u << 20);
 
   struct window {
     window(F& f, int file, std::uint64_t offset)

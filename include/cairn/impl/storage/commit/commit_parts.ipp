@@ -166,9 +166,6 @@ CAIRN_BODY std::exception_ptr why_marked(std::span<const std::byte> bytes, std::
                         {.file = key});
   }
 }
-CAIRN_BODY void throw_mark(std::span<const std::byte> bytes, std::int64_t step, const std::string& key) {
-  std::rethrow_exception(why_marked(bytes, step, key));
-}
 
 CAIRN_BODY std::string ranks_text(list_view<const std::int32_t> ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";

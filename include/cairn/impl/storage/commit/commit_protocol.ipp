@@ -269,30 +269,21 @@ CAIRN_BODY detail::vector<detail::step_object> commit_protocol::publish_manifest
     return objects_.is_whole(m, objects);
   };
   // If this fails for longer, this rank fails but leaves the manifest: others may have relied on it.
-  const auto timeout = deadline::in(options_.rival_timeout).earlier(until);
-  bool repeated = false;
-  for (detail::poll_backoff pause(c.attempt, c.rank);;) try {
-      if (stays()) return objects;
-      break;
-    } catch (const storage_error& e) {
-      if (!pause.wait(timeout)) fail_unseen(c, e);
-      repeated = true;
-    }
+  int looks = 0;
+  if (see(c, until, [&] { return ++looks, stays(); })) return objects;
+  const auto why =
+      mark_bytes ? detail::why_marked(*mark_bytes, c.step, ended)
+                 : make_failure(error_id::storage_aborted,
+                                "the files of this save were removed before it was committed", {.file = key});
   // A mark that came since the first look takes nothing away; beside one that came before, the manifest is a late one.
-  if (repeated && mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
-  // Without a mark files are missing: it was there and was removed.
-  std::exception_ptr why;
-  if (!mark_bytes) {
-    why = make_failure(error_id::storage_aborted,
-                       "the files of this save were removed before it was committed", {.file = key});
-    // Before: a manifest that cannot be taken back is a late one then.
-    (void)objects_.mark(c.step, c.attempt, why);
-  }
+  if (looks > 1 && mark_bytes) std::rethrow_exception(why);
+  // Without a mark files are missing: it was there and was removed. Marked first: a manifest that cannot be taken back is a
+  // late one then.
+  if (!mark_bytes) (void)objects_.mark(c.step, c.attempt, why);
   try {
     (void)store_.remove_if(key, bytes);
   } catch (const storage_error&) {  // who looks at the step next takes it away
   }
-  if (mark_bytes) detail::throw_mark(*mark_bytes, c.step, ended);
   std::rethrow_exception(why);
 }
 

@@ -186,9 +186,14 @@ CAIRN_BODY std::vector<std::uint64_t> step_objects::quarantined_attempts(
   return found;
 }
 
-CAIRN_BODY void step_objects::throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
+CAIRN_BODY std::exception_ptr step_objects::why_aborted(std::int64_t step, std::uint64_t attempt) const {
   const auto key = aborted_key(step, attempt);
-  if (const auto bytes = store_.read_all(key, max_mark_bytes)) throw_mark(*bytes, step, key);
+  const auto bytes = store_.read_all(key, max_mark_bytes);
+  return bytes ? why_marked(*bytes, step, key) : nullptr;
+}
+
+CAIRN_BODY void step_objects::throw_if_aborted(std::int64_t step, std::uint64_t attempt) const {
+  if (const auto why = why_aborted(step, attempt)) std::rethrow_exception(why);
 }
 
 CAIRN_BODY void step_objects::check_open(const save_context& c) const {
@@ -196,37 +201,33 @@ CAIRN_BODY void step_objects::check_open(const save_context& c) const {
   if (store_.size(manifest_key(c.step)) && !remove_late_manifest(c.step)) fail_already_committed(c.step);
 }
 
-[[nodiscard]] inline std::exception_ptr own_files_removed(const std::string& record, std::int32_t rank) {
+CAIRN_BODY std::exception_ptr step_objects::why_record_is_gone(const save_context& c,
+                                                               const std::string& record) const {
+  if (store_.size(record)) return nullptr;
+  if (auto why = why_aborted(c.step, c.attempt)) return why;
   return make_failure(
       error_id::storage_aborted,
       "the files of this save were removed before it was committed: another rank failed and could not say "
       "why, or somebody removed the checkpoint; look for the errors of the other ranks",
-      {.rank = rank, .file = record});
+      {.rank = c.rank, .file = record});
 }
+
 CAIRN_BODY void step_objects::check_record(const save_context& c, const file_placement& place) const {
-  const auto key = record_key(c.step, c.rank, c.attempt, place);
-  if (store_.size(key)) return;
-  throw_if_aborted(c.step, c.attempt);
-  std::rethrow_exception(own_files_removed(key, c.rank));
+  if (const auto why = why_record_is_gone(c, record_key(c.step, c.rank, c.attempt, place)))
+    std::rethrow_exception(why);
 }
 
 CAIRN_BODY attempt_outcome step_objects::outcome_of(const save_context& c,
                                                     const std::string& own_record) const {
-  const auto ended = aborted_key(c.step, c.attempt);
-  const auto mark = [&]() -> std::exception_ptr {
-    const auto bytes = store_.read_all(ended, max_mark_bytes);
-    return bytes ? why_marked(*bytes, c.step, ended) : nullptr;
-  };
-  if (auto why = mark()) return {.why = std::move(why)};
-  const auto key = manifest_key(c.step);
-  if (store_.size(key)) {
+  if (auto why = why_aborted(c.step, c.attempt)) return {.why = std::move(why)};
+  if (store_.size(manifest_key(c.step))) {
     // A mark may have come before the manifest.
-    if (committed_by(c.step, c.attempt)) return {.committed = true, .why = mark()};
-    if (!remove_late_manifest(c.step) && store_.size(key)) return {.why = already_committed(c.step)};
+    if (committed_by(c.step, c.attempt)) return {.committed = true, .why = why_aborted(c.step, c.attempt)};
+    if (!remove_late_manifest(c.step) && store_.size(manifest_key(c.step)))
+      return {.why = already_committed(c.step)};
   }
-  if (own_record.empty() || store_.size(own_record)) return {};
-  auto why = mark();
-  return {.why = why != nullptr ? std::move(why) : own_files_removed(own_record, c.rank)};
+  if (own_record.empty()) return {};
+  return {.why = why_record_is_gone(c, own_record)};
 }
 
 CAIRN_BODY void step_objects::throw_failure_in(const std::string& record_key) const {

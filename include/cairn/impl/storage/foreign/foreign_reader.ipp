@@ -243,8 +243,7 @@ CAIRN_BODY void foreign_reader::check_files(checkpoint_type& checkpoint, const d
         if (now->open_for_writing)
           fail(error_id::corrupt_identity,
                "a process has this safetensors file open for writing, or mapped so, and may be changing it: "
-               "read "
-               "it when nothing writes it any more",
+               "read it when nothing writes it any more",
                {.file = file.key});
       });
 }

@@ -123,8 +123,8 @@ CAIRN_BODY s3_bucket::~s3_bucket() {
 }
 
 CAIRN_BODY void s3_bucket::end_later(const std::string& key, const std::string& id) {
-  constexpr std::size_t max =
-      256;  // what is more counts on this host until this process ends, as where there is no thread
+  // What is more counts on this host until this process ends, as where there is no thread.
+  constexpr std::size_t max = 256;
   {
     const std::lock_guard lock(mutex_);
     left_.insert(id);
